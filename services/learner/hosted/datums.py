@@ -102,14 +102,30 @@ def adam_update(config: OptimizerConfig, step: int, total_steps: int) -> AdamUpd
 
 def digest_of(orders: Sequence[Order]) -> str:
     """Return a digest of everything that the orders say."""
+    return _digest(_parts_of_orders(orders))
+
+
+def digest_of_batch(batch: TrainBatch) -> str:
+    """Return a digest of the data that a step is made of."""
+    return _digest(_parts_of_batch(batch))
+
+
+def _digest(parts: Iterator[bytes]) -> str:
     digest = hashlib.sha256()
-    for part in _parts_of(orders):
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
 
 
-def _parts_of(orders: Sequence[Order]) -> Iterator[bytes]:
+def _parts_of_batch(batch: TrainBatch) -> Iterator[bytes]:
+    for each in batch.sequences:
+        yield repr((each.group_id, each.attempt_index, each.reward)).encode()
+        for values in (each.token_ids, each.policy_mask, each.behaviour_logprobs):
+            yield values.tobytes()
+
+
+def _parts_of_orders(orders: Sequence[Order]) -> Iterator[bytes]:
     for order in orders:
         if not isinstance(order, TargetBatch):
             yield repr((type(order).__name__, astuple(order))).encode()

@@ -24,7 +24,14 @@ from services.learner.hosted.ports import (
     ServiceRefusedError,
     TrainingService,
 )
-from services.learner.hosted.step_book import Kind, Pending, Published, SavedState, StepBook
+from services.learner.hosted.step_book import (
+    FinishedStep,
+    Kind,
+    Pending,
+    Published,
+    SavedState,
+    StepBook,
+)
 from services.learner.ports import RankError
 from services.learner.rank.canary import canary_token_ids
 from services.learner.ranks import protocol
@@ -131,16 +138,24 @@ class HostedRanks:
     async def train_step(self, batch: TrainBatch) -> StepResult:
         """Have the service make a step; one that the model has behind it is answered from the
         book. See `ports.Ranks`."""
-        if batch.step <= self._book.page.version:
-            return self._with_token_file(batch.step, self._book.read_result(batch.step))
-        if batch.step != self._book.page.version + 1:
-            raise self._give_up(f"step {batch.step} requested after {self._book.page.version}")
-        started = time.monotonic()
+        step, version = batch.step, self._book.page.version
+        data = datums.digest_of_batch(batch)
+        if step > version + 1:
+            raise self._give_up(f"step {step} requested after {version}")
+        if step == version + 1:
+            return self._with_token_file(step, await self._make_step(batch, data))
+        made = self._book.read_result(step, data)
+        if made is None:
+            raise self._give_up(f"the model's step {step} was made of other samples")
+        return self._with_token_file(step, made)
+
+    async def _make_step(self, batch: TrainBatch, data: str) -> StepResult:
+        started, config = time.monotonic(), self._config
         cut, count = datums.cut_sequences(batch, self._site.policy.max_model_len)
-        prepared = step_result.prepare(cut, self._config.algorithm, self._site.policy)
+        prepared = step_result.prepare(cut, config.algorithm, self._site.policy)
         parts = datums.moving_parts(prepared)
-        adam = datums.adam_update(self._config.optimizer, batch.step, self._config.steps)
-        orders = datums.step_orders(parts, self._config.algorithm, adam)
+        adam = datums.adam_update(config.optimizer, batch.step, config.steps)
+        orders = datums.step_orders(parts, config.algorithm, adam)
         answers, following = await self._carry_out("step", batch.step, orders)
         tokens = datums.trained_tokens(orders)
         sampled, prompts = datums.sampled_and_prompt_tokens(batch)
@@ -153,9 +168,10 @@ class HostedRanks:
             "tokens/trained_total": float(self._book.page.trained_tokens + tokens),
         }
         result = step_result.make_result(batch, prepared, parts, answers, counts, started)
-        kept = result if self._config.dumps.enabled else replace(result, tokens=None)
-        await asyncio.to_thread(self._book.finish_step, batch.step, kept, following, tokens)
-        return self._with_token_file(batch.step, kept)
+        kept = result if config.dumps.enabled else replace(result, tokens=None)
+        done = FinishedStep(batch.step, data, kept, following, tokens)
+        await asyncio.to_thread(self._book.finish_step, done)
+        return kept
 
     def _with_token_file(self, step: int, result: StepResult) -> StepResult:
         """Return a result with its token values in a file of its own, which its reader removes."""

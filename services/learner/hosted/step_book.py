@@ -58,6 +58,20 @@ class SavedState:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that the model has made."""
+
+    step: int
+    # Digest of what it was made of.
+    data: str
+    result: StepResult
+    # Number of the model's next order.
+    next_order: int
+    # Tokens that were trained on.
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """The content of the book."""
 
@@ -142,20 +156,23 @@ class StepBook:
                 return state
         return None
 
-    def finish_step(self, step: int, result: StepResult, next_order: int, tokens: int) -> None:
+    def finish_step(self, done: FinishedStep) -> None:
         """Note that the model has made a step."""
-        message = protocol.encode_step_result(replace(result, token_file=None))
+        step, result = done.step, replace(done.result, token_file=None)
         if result.tokens is not None:
             protocol.write_tokens(self._token_path(step), result.tokens)
             sync_path(self._token_path(step))
+        message = {"data": done.data, **protocol.encode_step_result(result)}
         write_durably(self._result_path(step), json.dumps(message).encode())
-        total = self.page.trained_tokens + tokens
-        self.write(version=step, next_order=next_order, pending=None, trained_tokens=total)
+        total = self.page.trained_tokens + done.tokens
+        self.write(version=step, next_order=done.next_order, pending=None, trained_tokens=total)
 
-    def read_result(self, step: int) -> StepResult:
-        """Return the result of a step that is kept."""
-        result = protocol.decode_step_result(json.loads(self._result_path(step).read_text()))
-        path = self._token_path(step)
+    def read_result(self, step: int, data: str) -> StepResult | None:
+        """Return the result of a step that is kept; None if it was made of other data."""
+        message = json.loads(self._result_path(step).read_text())
+        if message.pop("data") != data:
+            return None
+        result, path = protocol.decode_step_result(message), self._token_path(step)
         return replace(result, tokens=protocol.read_tokens(path)) if path.exists() else result
 
     def drop_results_before(self, version: int) -> None:

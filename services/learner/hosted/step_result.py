@@ -53,24 +53,27 @@ def make_result(
     stats = TokenStats(_first_logprobs(parts, scores), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
     losses = sum(found.metrics.get(_LOSS, 0.0) for found in scores[: len(parts)])
-    norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
     own = {
         "policy/loss": losses / max(1, len(prepared.mini_batches)),
-        "policy/updates": float(len(updates)),
-        "policy/skipped": 0.0,
-        **({"policy/grad_norm": float(np.mean(norms))} if norms else {}),
+        **_update_metrics(updates),
         **token_report.mismatch_metrics(stats, examples),
-        **metrics,
     }
     tokens = token_report.step_tokens(prepared, stats, examples)
     return StepResult(
-        own,
+        {**own, **metrics},
         time.monotonic() - started,
         skipped=False,
         histograms=token_report.step_histograms(batch, prepared, stats, examples),
         versions=token_report.version_mismatches(batch, stats, examples),
         tokens=_of_whole_sequences(tokens, batch),
     )
+
+
+def _update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return metrics of the updates; the mean norm of their gradients if the service tells it."""
+    norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
+    found = {"policy/updates": float(len(updates)), "policy/skipped": 0.0}
+    return {**found, "policy/grad_norm": float(np.mean(norms))} if norms else found
 
 
 def _first_logprobs(

@@ -157,6 +157,23 @@ async def test_a_model_that_goes_away_in_a_step_is_made_again_at_the_next_start(
         assert (await second.train_step(train_batch(1))).metrics["policy/updates"] == 1
 
 
+async def test_a_step_of_other_samples_than_the_model_has_learned_is_trained_from_saved_state(
+    front: HostedFront, tmp_path: Path
+) -> None:
+    first = open_ranks(tmp_path, front.url)
+    await first.start_ranks(None)
+    await first.train_step(train_batch(1))
+    # A journal that was restored from a copy, and has gone on otherwise.
+    other = replace(train_batch(2), step=1)
+    async with started(tmp_path, front.url) as second:
+        with pytest.raises(RankError, match="step 1 was made of other samples"):
+            await second.train_step(other)
+    async with started(tmp_path, front.url) as third:
+        await third.train_step(other)
+        assert page_of(tmp_path)["version"] == 1
+    assert front.trainer.updates == 2
+
+
 async def test_nothing_superseded_stays_at_the_service(front: HostedFront, tmp_path: Path) -> None:
     config = learner_config(steps=5, checkpoint={"keep": 1})
     ranks = open_ranks(tmp_path, front.url, config)

@@ -5,7 +5,7 @@ import pytest
 
 from services.common.rpc.errors import ConfigError
 from services.learner.hosted.ports import HostedModel
-from services.learner.hosted.step_book import Pending, Published, SavedState, StepBook
+from services.learner.hosted.step_book import FinishedStep, Pending, Published, SavedState, StepBook
 from services.learner.types import Standing, StepResult, StepTokens
 
 MODEL = HostedModel("s", "s:train:0")
@@ -23,12 +23,14 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
     book.begin_model(MODEL, 0)
     pending = Pending("step", 2, 5, "digest")
     published = Published(0, "tinker://a", (0.5, -1.25))
-    book.finish_step(1, result_of(0.25), 3, 100)
+    book.finish_step(FinishedStep(1, "data", result_of(0.25), 3, 100))
     book.write(pending=pending, published=(published,), states=(SavedState(1, "b", "m"),))
     again = StepBook(tmp_path, "run")
     assert again.page == book.page
     assert (again.page.version, again.page.next_order, again.page.trained_tokens) == (1, 3, 100)
-    found = again.read_result(1)
+    assert again.read_result(1, "other") is None
+    found = again.read_result(1, "data")
+    assert found is not None
     assert (found.metrics, found.seconds) == ({"policy/loss": 0.25}, 1.5)
     assert found.tokens is not None
     assert found.tokens.logprobs[0].tolist() == [1.0, 2.0]
@@ -39,7 +41,7 @@ def test_a_model_serves_from_where_all_results_since_are_known(tmp_path: Path) -
     assert not book.serves_from(0)
     book.begin_model(MODEL, 2)
     for step in (3, 4, 5):
-        book.finish_step(step, result_of(0.0), step, 1)
+        book.finish_step(FinishedStep(step, "data", result_of(0.0), step, 1))
     assert [book.serves_from(version) for version in range(1, 7)] == [
         *(False, True, True, True, True, False)
     ]

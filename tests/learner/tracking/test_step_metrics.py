@@ -33,7 +33,7 @@ TINKER = "### Names of the reference's Tinker entry point"
 # tests/learner/rank test_routing_replay.py and test_block_compilation.py have them.
 ELSEWHERE = (
     "with `checkpoint.remote`",
-    "with machines whose price is known",
+    "whose price is known",
     "with `policy.routing_replay`",
     "with `learner.dumps`",
     "with `learner.rank.compile`",
