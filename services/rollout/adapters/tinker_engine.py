@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -22,7 +23,7 @@ from services.common.weights.sampler_reference import ReferenceFileError, read_r
 from services.rollout.adapters.tinker_session import TinkerSession
 from services.rollout.adapters.vllm_answers import check_completion
 from services.rollout.adapters.vllm_sampling import derive_seed
-from services.rollout.ports import EngineDead, EngineError, TransportFailed
+from services.rollout.ports import EngineDead, EngineError, RequestAborted, TransportFailed
 from services.rollout.types import (
     OUT_OF_TIME,
     Completion,
@@ -118,7 +119,8 @@ class TinkerEngine:
         timeout_s: float = inf,
     ) -> Completion:
         """Sample one policy turn. A request whose time is over is cancelled at the service, which
-        gives out no parts of answers: its turn has no tokens."""
+        gives out no parts of answers: its turn has no tokens. Raises RequestAborted if the service
+        answers nobody then."""
         params = tinker.SamplingParams(
             max_tokens=max_tokens,
             temperature=sampling.temperature,
@@ -147,9 +149,10 @@ class TinkerEngine:
         seed = 0 if self._seeded else None
         params = tinker.SamplingParams(max_tokens=max_tokens, seed=seed, stop=self._stop)
         while True:
-            answer = await self._sample(token_ids, params, timeout_s)
-            if not (answer.timed_out and answer.waited_s):
-                return answer
+            with suppress(RequestAborted):
+                answer = await self._sample(token_ids, params, timeout_s)
+                if not (answer.timed_out and answer.waited_s):
+                    return answer
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         """Let new requests be answered by the weights whose address a publication holds, however
@@ -187,8 +190,7 @@ class TinkerEngine:
     async def _sample(
         self, token_ids: NDArray[np.int32], params: tinker.SamplingParams, timeout_s: float
     ) -> Completion:
-        served, began = self._find_served(), loop_time()
-        waited_before_s = self._look()
+        served, waited_before_s = self._find_served(), self._look()
         prompt = tinker.ModelInput.from_ints(token_ids.tolist())
         try:
             async with asyncio.timeout(None if timeout_s == inf else timeout_s):
@@ -197,12 +199,12 @@ class TinkerEngine:
             # It may have fallen silent just now.
             await served.session.has_ended()
             waited_s = self._look() - waited_before_s
-            lost_s = loop_time() - began if self._use.reason else waited_s
-            return replace(OUT_OF_TIME, waited_s=lost_s)
+            if reason := self._use.reason:
+                raise RequestAborted(f"time ran out while {_NAME} was away: {reason}") from None
+            return replace(OUT_OF_TIME, waited_s=waited_s)
+        self._use.note_answer(len(token_ids), sum(len(each.tokens) for each in answer.sequences))
         waited_s = self._look() - waited_before_s
-        completion = replace(self._make_completion(answer, served.policy), waited_s=waited_s)
-        self._use.note_answer(len(token_ids), len(completion.token_ids))
-        return completion
+        return replace(self._make_completion(answer, served.policy), waited_s=waited_s)
 
     def _make_completion(self, answer: tinker.SampleResponse, policy: PolicyId) -> Completion:
         if len(answer.sequences) != 1:
@@ -232,8 +234,6 @@ class TinkerEngine:
             session, sampler = served.session, served.sampler
             try:
                 answer = await self._keep_trying(lambda one=sampler: call(one))
-                session.note_answer()
-                return answer
             except Exception as error:
                 self._raise_if_dead(error)
                 failed = isinstance(error, tinker.RequestFailedError)
@@ -241,6 +241,9 @@ class TinkerEngine:
                 if not gone:
                     raise EngineError(describe(error)) from error
                 log.warning("sampler lost", address=served.address, reason=describe(error))
+            else:
+                session.note_answer()
+                return answer
             await self._open_again(served, sampler)
         raise EngineError(f"{_NAME} lost the samplers of a request {MOST_LOSSES} times")
 

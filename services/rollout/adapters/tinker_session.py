@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
@@ -19,6 +19,14 @@ _NOT_YET = 408
 _FRESH_S = 60.0
 
 
+class _Unanswered(NamedTuple):
+    """Why, and when, a call was not answered for now; `reached` if the service said so itself."""
+
+    when: float
+    why: str
+    reached: bool
+
+
 class TinkerSession:
     """A session and the samplers that are opened in it.
 
@@ -29,9 +37,8 @@ class TinkerSession:
         self._client = client
         self._holder = client.holder
         self._session_id = self._holder.get_session_id()
-        # Why, and when, the latest call of each kind was not answered; without kinds whose latest
-        # call was.
-        self._troubles: dict[ClientConnectionPoolType, tuple[float, str]] = {}
+        # By kind of call, without kinds whose latest call was answered.
+        self._troubles: dict[ClientConnectionPoolType, _Unanswered] = {}
         self._watch_calls()
 
     @classmethod
@@ -45,8 +52,9 @@ class TinkerSession:
     @property
     def trouble(self) -> str:
         """Why the service answers nobody for now; empty if it answers."""
-        stale = time.monotonic() - _FRESH_S
-        return next((why for when, why in tuple(self._troubles.values()) if when > stale), "")
+        newest = max(self._troubles.copy().values(), default=None)
+        fresh = newest is not None and newest.when > time.monotonic() - _FRESH_S
+        return newest.why if newest is not None and fresh else ""
 
     def note_answer(self) -> None:
         """Note that a request was answered: whatever failed before, the service is there."""
@@ -87,17 +95,20 @@ class TinkerSession:
                 with call(client_pool_type) as client:
                     yield client
             except Exception as error:
-                self._note(client_pool_type, _read_trouble(error))
+                reached = isinstance(error, tinker.APIStatusError)
+                self._note(client_pool_type, _read_trouble(error), reached=reached)
                 raise
-            self._note(client_pool_type, "")
+            self._note(client_pool_type, "", reached=True)
 
         self._holder.aclient = watched
 
-    def _note(self, kind: ClientConnectionPoolType, trouble: str) -> None:
+    def _note(self, kind: ClientConnectionPoolType, trouble: str, *, reached: bool) -> None:
+        if reached:
+            kept = {key: each for key, each in self._troubles.items() if each.reached}
+            kept.pop(kind, None)
+            self._troubles = kept
         if trouble and kind is not ClientConnectionPoolType.TELEMETRY:
-            self._troubles[kind] = time.monotonic(), trouble
-        else:
-            self._troubles.pop(kind, None)
+            self._troubles[kind] = _Unanswered(time.monotonic(), trouble, reached)
 
 
 def _read_trouble(error: Exception) -> str:

@@ -51,6 +51,8 @@ ASIDE_CHARACTERS = 2**13
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
 # is no evidence about the policy.
 MIN_TIME_SHARE = 0.5
+# Nor is one that had to wait for the engine's service for more than this share.
+MAX_WAIT_SHARE = 0.05
 
 
 class CutShort(Exception):
@@ -137,7 +139,7 @@ class AttemptRunner:
             stop = StopReason.TIMEOUT
         if stop is not StopReason.TIMEOUT:
             return stop
-        if state.waited_s:
+        if state.waited_s > MAX_WAIT_SHARE * whole:
             raise CutShort(f"the service that samples answered nobody for {state.waited_s:.0f} s")
         if state.counts.turns and allowed >= MIN_TIME_SHARE * whole:
             return stop

@@ -44,7 +44,7 @@ def test_a_rollout_at_a_service_needs_neither_weights_nor_torch(tmp_path: Path) 
             timeout=100.0,
         )
     assert done.returncode == 0, done.stderr
-    unchecked, found, modules = done.stdout.splitlines()[-3:]
+    unchecked, *_, found, modules = done.stdout.splitlines()
     assert unchecked == "the dialect of org/model is rehearsed once it has been downloaded"
     assert found == str(sorted([*files, "model.safetensors.index.json"]))
     assert modules == "None False"

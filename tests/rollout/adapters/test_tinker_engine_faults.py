@@ -14,7 +14,7 @@ from services.common.domain.policy import PolicyId
 from services.common.spec.spec import TinkerConfig
 from services.rollout.adapters import tinker_engine
 from services.rollout.adapters.tinker_engine import TinkerEngine
-from services.rollout.ports import EngineDead, EngineError
+from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import Completion, Sampling
 from services.rollout.work.service_use import ServiceUse
 from tests.rollout.adapters.tinker_turns import (
@@ -156,18 +156,24 @@ async def test_an_outage_is_told_and_its_requests_are_answered_after_it(stage: S
     assert len(stage.sampler.orders) == 2
 
 
-async def test_time_that_runs_out_in_an_outage_is_said_to_be_lost(stage: Stage) -> None:
+async def test_time_that_runs_out_in_an_outage_is_not_the_policys(stage: Stage) -> None:
     stage.proxy.go_down()
-    turn = await _ask(stage, timeout_s=0.3)
-    assert (turn.timed_out, len(turn.token_ids)) == (True, 0)
-    assert turn.waited_s > 0.2
+    with pytest.raises(RequestAborted, match="time ran out while the Tinker service was away: "):
+        await _ask(stage, timeout_s=0.3)
+
+
+async def test_a_burn_in_waits_for_the_service(stage: Stage) -> None:
+    stage.proxy.go_down()
+    testing = asyncio.create_task(stage.engine.burn_in(PROMPT, 1, 0.5))
+    await until(lambda: stage.proxy.count("asample") >= 2)
+    stage.proxy.heal()
+    assert len((await testing).token_ids) == 1
 
 
 async def test_a_pause_of_the_service_is_told_with_its_reason(stage: Stage) -> None:
     stage.proxy.refuse("retrieve_future", 408, times=inf, body=PAUSED)
     asked = _ask(stage, timeout_s=20.0)
-    await until(lambda: stage.use.reason != "")
-    assert stage.use.reason == "the Tinker service is paused_capacity: full"
+    await until(lambda: stage.use.reason == "the Tinker service is paused_capacity: full")
     stage.proxy.heal()
     assert len((await asked).token_ids) == 3
     assert stage.use.reason == ""

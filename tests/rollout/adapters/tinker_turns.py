@@ -51,7 +51,7 @@ class ScriptedTurns(ScriptedEngine):
             stopped=order.max_tokens >= 3,
             spans=[(answer.spans[0][0], len(ids))],
         )
-        scores = -order.prompt_ids.astype(np.float32) / 100
+        scores = (-order.prompt_ids / 100).astype(np.float32)
         scores[0] = np.nan
         return SampleResult([answer], scores if order.prompt_logprobs else None)
 

@@ -279,7 +279,7 @@ async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> Non
     assert b"look at it" in episode.grades[0][1]
 
 
-@pytest.mark.parametrize("waited_s", [0.0, 5.0])
+@pytest.mark.parametrize("waited_s", [0.001, 5.0])
 async def test_time_that_runs_out_after_a_wait_for_the_service_is_no_evidence(
     waited_s: float,
 ) -> None:
@@ -293,7 +293,7 @@ async def test_time_that_runs_out_after_a_wait_for_the_service_is_no_evidence(
     played = AttemptRunner(fake, environment, tokenizer(), dialect(), bounds)
     trajectory = await played.run_attempt(attempt())
     assert environment.episodes[0].closed
-    if waited_s:
+    if waited_s > 1:
         assert (trajectory.failure, trajectory.reward) == (FailureKind.ABORTED, None)
         assert "the service that samples answered nobody for" in trajectory.detail
         assert not environment.episodes[0].grades

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ class ServedSamplers:
 
     stub: Any
     engine: VllmSamplers
+    channel: grpc.aio.Channel
 
 
 @asynccontextmanager
@@ -61,7 +63,7 @@ async def serving_samplers(folder: Path, **options: Any) -> AsyncGenerator[Serve
         SamplingService(samplers, policy.model, config.max_num_seqs).add_to(server)
         async with rpc.serving(server, "127.0.0.1:0", grace_s=0.0) as serving:
             channel = rpc.channel(serving.address, token=TOKEN)
-            yield ServedSamplers(pb_grpc.SamplingServiceStub(channel), engine)
+            yield ServedSamplers(pb_grpc.SamplingServiceStub(channel), engine, channel)
             await channel.close()
     finally:
         await engine.close()

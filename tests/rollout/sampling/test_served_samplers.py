@@ -38,6 +38,7 @@ from tests.rollout.sampling.served_samplers import (
     tokens_of,
     whole_model,
 )
+from tests.rollout.sampling.tinker_on_vllm import check_tinker_engine
 from tests.support.tiny_model import load_model, perturbed
 from tests.support.waiting import until
 
@@ -362,3 +363,9 @@ async def test_what_the_engine_would_not_answer_rightly_is_refused(
     answer = (await served.stub.Sample(order("s0"))).answers[0]
     assert spans_of(answer) == [("s0", 24)]
     await close(served, *(f"s{index}" for index in range(LIMITS.max_samplers)))
+
+
+async def test_a_rollout_at_the_front_door_trains_on_the_tokens_that_were_sampled(
+    served: ServedSamplers, engine_folder: Path, tmp_path: Path
+) -> None:
+    await check_tinker_engine(served, engine_folder, tmp_path)
