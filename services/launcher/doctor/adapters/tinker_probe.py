@@ -52,7 +52,7 @@ async def probe_tinker(context: RunContext) -> list[Finding]:
     return [
         _check_model(context, url, await _list_models(context, url)),
         *(warn(text, "leave accelerators out") for text in list_idle_gpus(context.plan)),
-        *(ok(limit) for limit in LIMITS),
+        *(ok(f"limit: {limit}") for limit in LIMITS),
     ]
 
 
