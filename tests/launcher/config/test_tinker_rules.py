@@ -78,7 +78,7 @@ async def test_a_missing_key_is_found_before_anything_is_prepared(
 ) -> None:
     wish = spec(learner=AT_TINKER)
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="TINKER_API_KEY is not set: learner.engine"):
+    with pytest.raises(ConfigError, match=r"TINKER_API_KEY is not set: learner\.engine"):
         await check_before_start(wish, "run.toml", tmp_path)
     monkeypatch.setenv("TINKER_API_KEY", "tml-for-tests")
     await check_before_start(wish, "run.toml", tmp_path)
