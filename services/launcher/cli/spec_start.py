@@ -1,11 +1,13 @@
 """Checks of a spec that need no launcher, before a command prepares or starts anything."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common.spec.config import canonical_json
 from services.launcher.cli.launcher_client import open_launcher_log
+from services.launcher.config import tinker_rules
 from services.launcher.control.spec_check import check_tables
 from services.launcher.doctor.run_inputs import check_files
 from services.launcher.run_spec import parse_spec
@@ -13,10 +15,12 @@ from services.launcher.security.launcher_address import address_from_environment
 
 
 async def check_before_start(spec: Mapping[str, Any], where: str, runs: Path) -> None:
-    """Raise ConfigError for wrong tables, and for files that the run would miss on this machine;
-    OSError if no launcher could begin a log in `runs`."""
+    """Raise ConfigError for wrong tables, and for files and a key that the run would miss on this
+    machine; OSError if no launcher could begin a log in `runs`."""
     plan = parse_spec(canonical_json(spec), where)
     await check_tables(plan, where)
     if address_from_environment() is None:
+        if plan.uses_tinker:
+            tinker_rules.check_key(os.environ)
         check_files(plan)
         open_launcher_log(runs).close()

@@ -4,6 +4,7 @@ Tinker service does: contradictions in their specs, and what such a service cann
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from services.common.rpc.errors import ConfigError
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -24,6 +25,16 @@ LIMITS = (
 def uses_tinker(tables: Mapping[str, Any]) -> bool:
     """Return whether a Tinker service trains the policy of a loaded spec."""
     return _table(tables, LEARNER).get("engine") == "tinker"
+
+
+def check_key(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if there is no key of a Tinker service in this environment."""
+    if not environ.get(KEY_VARIABLE, "").strip():
+        raise ConfigError(
+            f"{KEY_VARIABLE} is not set: {ENGINE} needs the key of the service. Export it; a"
+            " launcher that runs already has the environment that it began with, and ends by"
+            " itself when it is idle"
+        )
 
 
 def list_contradictions(tables: Mapping[str, Any], config: LauncherConfig) -> Iterator[str]:

@@ -177,14 +177,10 @@ class Admission:
 
 def _make_tinker_notes() -> tuple[RunNote, ...]:
     """Return what people should know of a run at a Tinker service. Refuse it without a key."""
-    key = tinker_rules.KEY_VARIABLE
-    if not os.environ.get(key, "").strip():
-        message = (
-            f"{key} is not set in the environment of this launcher: with {tinker_rules.ENGINE} it"
-            " is the key of the service. Export it, and start the launcher anew: one that is idle"
-            " ends by itself"
-        )
-        raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+    try:
+        tinker_rules.check_key(os.environ)
+    except ConfigError as error:
+        raise refusal_error(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
     return tuple(RunNote(f"{tinker_rules.ENGINE}: {limit}") for limit in tinker_rules.LIMITS)
 
 

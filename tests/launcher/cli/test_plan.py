@@ -94,6 +94,15 @@ def test_a_plan_shows_machines_and_prices_offline(
     assert "in launcher.max_hours, 10 h: $47.80 (env_gateway $2.00, learner $22.90" in printed
     assert "launcher.max_cost, $23.90, is reached in 5.0 h" in printed
     assert "warning" not in printed
+    tokens = "{prompt = 0.1, sample = 0.4, train = 0.3}"
+    changes += ["--learner.engine=tinker", f"--launcher.token_prices={tokens}"]
+    changes += ["--launcher.max_tokens=5000000", "--launcher.backend=sky"]
+    assert command.print_plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
+    printed = capsys.readouterr().out
+    assert "$0.1 of prompts, $0.4 sampled, $0.3 trained; launcher.max_cost includes" in printed
+    assert "launcher.max_tokens: 5,000,000" in printed
+    assert "memory: not computed, the weights are at the Tinker service" in printed
+    assert "warning: launcher.sky.learner requests GPUs, and with learner.engine" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["local-env_gateway.yaml", "local-learner.yaml", "local-rollout.yaml"]
     assert "sky" not in {name.partition(".")[0] for name in sys.modules}

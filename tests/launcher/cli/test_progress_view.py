@@ -73,3 +73,15 @@ def test_alarms_that_are_raised_are_in_the_line_of_a_step() -> None:
     cleared = pb.WatchRunResponse(cleared=codec.alarm_to_pb(Alarm("a_rule", "desk")))
     assert board.take_event(cleared) == "over: a_rule of desk"
     assert sorted(board.alarms) == ["a_rule", "a_rule of shop"]
+
+
+def test_the_board_has_tokens_and_dollars_of_a_run_that_is_billed_by_tokens() -> None:
+    board, console = RunBoard(), Terminal(record=True, width=200, file=io.StringIO())
+    board.take_event(progress(2, 100))
+    tokens = pb.TokenCount(prompt=1_000_000, sampled=200_000, trained=30_000)
+    cost = pb.Cost(accrued=1.5, tokens=tokens)
+    assert board.take_event(pb.WatchRunResponse(event=3, cost=cost)) == ""
+    PlainView(console).show_board(board)
+    console.print(draw_board(board))
+    for line in console.export_text().split("\n", 1):
+        assert "1,230,000" in line and "$1.50" in line

@@ -160,3 +160,16 @@ def test_a_run_in_the_queue_has_its_place_in_the_list_and_the_reason_below_its_s
     assert printed(run, 200).splitlines()[1] == "place 2 in the queue: run b holds GPU 0"
     answer = json.loads(format_status_json([run], attended=True))["runs"][0]
     assert (answer["queue_place"], answer["waiting"]) == (2, "run b holds GPU 0")
+
+
+def test_tokens_that_a_service_bills_are_shown_with_their_limit() -> None:
+    tokens = pb.TokenCount(prompt=1_000_000, sampled=200_000, trained=30_000)
+    run = a_run(cost=pb.Cost(accrued=1.5, tokens=tokens, max_tokens=2_000_000))
+    text = printed(run, 300)
+    assert (
+        "cost $1.50 ($0.00/h), tokens 1,230,000 of 2,000,000"
+        " (prompt 1,000,000, sampled 200,000, trained 30,000)"
+    ) in text
+    (shown,) = json.loads(format_status_json([run], attended=True))["runs"]
+    assert shown["cost"]["tokens"] == {"prompt": 1_000_000, "sampled": 200_000, "trained": 30_000}
+    assert "tokens" not in printed(a_run(), 300)

@@ -1,11 +1,13 @@
 """Specs that contradict themselves about a Tinker service are refused with the way out."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.common.spec.config import ConfigError
+from services.launcher.cli.spec_start import check_before_start
 from services.launcher.run_spec import BadSpecError, parse_spec
 from tests.support.launcher import spec
 
@@ -69,3 +71,14 @@ def test_limits_of_dollars_with_prices_and_of_tokens_are_taken() -> None:
 @pytest.mark.parametrize("odd", [7, "x", [1], {"engine": 3}, {"engine": "ranks"}])
 def test_tables_that_are_none_are_left_to_those_who_read_them(odd: Any) -> None:
     assert not parse_spec(json.dumps(spec(learner=odd, rollout=odd))).uses_tinker
+
+
+async def test_a_missing_key_is_found_before_anything_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = spec(learner=AT_TINKER)
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"TINKER_API_KEY is not set: learner\.engine"):
+        await check_before_start(wish, "run.toml", tmp_path)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-for-tests")
+    await check_before_start(wish, "run.toml", tmp_path)

@@ -28,7 +28,7 @@ from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
 from services.launcher.notify.run_facts import selected_tasks
 from services.launcher.notify.sinks import Sink
 from services.launcher.run_progress import Alarm, Progress
-from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState
+from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState, TokenCount
 from services.launcher.store.ledger import Ledger
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 
@@ -161,6 +161,11 @@ def test_limits_are_sent_at_four_fifths_and_when_they_are_reached() -> None:
     (over,) = spending_messages(facts(cost=Cost(100.0))).values()
     assert "reached" in over.title
     assert set(spending_messages(facts(hours=24.0))) == {"hours-reached-24"}
+    used = Cost(1.5, tokens=TokenCount(100, 20, 10))
+    (tokens,) = spending_messages(facts(cost=used, max_tokens=150)).values()
+    assert tokens.title == "87% of the tokens are used"
+    assert ("Used", "130 of 150 (launcher.max_tokens)") in tokens.facts
+    assert tokens.facts[-2:] == (("Spent", "$1.50"), ("Tokens", "130"))
 
 
 def test_nothing_is_sent_without_a_channel_and_slack_is_optional() -> None:

@@ -83,6 +83,7 @@ async def test_a_model_that_cannot_be_had_there_is_named(
     ("key", "words"),
     [
         ("", ("export TINKER_API_KEY",)),
+        ("sk-of-someone-else", ("does not begin with tml-", "export TINKER_API_KEY again")),
         (
             "tml-of-another-user",
             ("refuses the key in TINKER_API_KEY (401)", "export TINKER_API_KEY again"),
@@ -98,20 +99,27 @@ async def test_a_key_that_is_missing_or_refused_is_named(
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "status", "words"),
     [
-        ((402, {}), ("has no credit left for the account of TINKER_API_KEY", "add credit")),
-        ((503, {"error": f"busy {KEY}"}), ("answered 503: ", "[TINKER_API_KEY]")),
-        ((200, ["a list"]), ("does not answer as a Tinker service",)),
-        ((200, {"supported_models": 7}), ("does not answer as a Tinker service",)),
+        ((402, {}), Status.FAIL, ("has no credit left for the account of TINKER_API_KEY",)),
+        ((503, {"error": f"busy {KEY}"}), Status.WARN, ("answered 503: ", "[TINKER_API_KEY]")),
+        ((404, {}), Status.FAIL, ("answered 404", "policy.tinker.url")),
+        ((200, ["a list"]), Status.FAIL, ("does not answer as a Tinker service",)),
+        ((200, {"supported_models": 7}), Status.FAIL, ("does not answer as a Tinker service",)),
+        ((200, {"supported_models": ["base"]}), Status.FAIL, ("does not answer as a Tinker",)),
     ],
 )
 async def test_other_answers_are_told_with_what_to_do(
-    policy: Path, tasks: Path, tmp_path: Path, answer: tuple[int, Any], words: tuple[str, ...]
+    policy: Path,
+    tasks: Path,
+    tmp_path: Path,
+    answer: tuple[int, Any],
+    status: Status,
+    words: tuple[str, ...],
 ) -> None:
     with double(lambda *_: answer) as url:
         result = await probed("tinker", about(policy, tasks, tmp_path, url))
-    check(result, Status.FAIL, *words, *(() if answer[0] == 402 else ("policy.tinker.url",)))
+    check(result, status, *words)
 
 
 async def test_a_service_that_is_not_there_is_named(
