@@ -23,6 +23,7 @@ from services.learner.rank.step_examples import (
     rows_of,
 )
 from services.learner.rank.token_report import TokenStats
+from services.learner.tracking.tinker_metrics import advantage_metrics
 from services.learner.training_types import TargetScores
 from services.learner.types import StepResult, StepTokens, TrainBatch
 
@@ -64,6 +65,7 @@ def make_result(
         "policy/updates": float(len(updates)),
         "policy/skipped": 0.0,
         **({"policy/grad_norm": float(np.mean(norms))} if norms else {}),
+        **advantage_metrics(prepared.advantages),
         **token_report.mismatch_metrics(stats, examples),
         **metrics,
     }
