@@ -34,6 +34,7 @@ TINKER = "### Names of the reference's Tinker entry point"
 ELSEWHERE = (
     "with `checkpoint.remote`",
     "with machines whose price is known",
+    "with machines or tokens whose price is known",
     "with `policy.routing_replay`",
     "with `learner.dumps`",
     "with `learner.rank.compile`",
