@@ -57,7 +57,9 @@ class RunFacts:
     logs: str = ""
     # Where the page of its newest analysis is: HOST:FILE.
     analysis: str = ""
-    # The tasks, as the spec selects them.
+    # What is trained, its steps, and the tasks as the spec selects them.
+    model: str = ""
+    steps: str = ""
     tasks: str = ""
     # Share of held-out tasks that passed, in the first evaluation and in the newest.
     before: float | None = None
@@ -109,6 +111,8 @@ def started_message(facts: RunFacts, *, resumed: bool) -> Message:
         ("Mode", facts.run.mode.value.replace("_", " ")),
         ("Backend", facts.run.backend),
         ("Services", services),
+        ("Model", facts.model),
+        ("Steps", facts.steps),
         ("Tasks", facts.tasks),
         ("Cost", _estimate_text(facts)),
         ("Tracker", facts.tracker or facts.tracker_project),

@@ -46,7 +46,9 @@ def gather_facts(
         link=config.notify.link or "",
         logs=f"{socket.gethostname()}:{runs / run.run_id / 'logs'}",
         analysis=f"{socket.gethostname()}:{analysis}" if analysis.exists() else "",
-        tasks=selected_tasks(learner),
+        model=describe_model(spec),
+        steps=describe_steps(learner),
+        tasks=selected_tasks(spec),
         before=before,
         after=stored.metrics.get(FIRST_LAST),
         log=log,
@@ -69,12 +71,30 @@ def tracker_project(learner: dict[str, Any]) -> str:
     return f"https://wandb.ai/{tracking['entity']}/{project}"
 
 
-def selected_tasks(learner: dict[str, Any]) -> str:
+def describe_model(spec: Mapping[str, Any]) -> str:
+    """Describe the policy that is trained, and where: `Qwen/Qwen3-8B at a Tinker service`."""
+    model = str(spec.get("policy", {}).get("model", ""))
+    hosted = spec.get(LEARNER, {}).get("engine") == "tinker"
+    return f"{model} at a Tinker service" if hosted else model
+
+
+def describe_steps(learner: Mapping[str, Any]) -> str:
+    """Describe the steps of a run: `50 of 8 tasks, 4 attempts at each`."""
+    parts = [learner.get(key) for key in ("steps", "groups_per_step", "group_size")]
+    return "" if None in parts else "{} of {} tasks, {} attempts at each".format(*parts)
+
+
+def selected_tasks(spec: Mapping[str, Any]) -> str:
     """Describe the task file and the selection from it:
-    `all.json; modality tool_use; max_tasks 100`."""
-    chosen: dict[str, Any] = learner.get("select", {})
+    `all.json; modality tool_use; max_tasks 100`. Of tasks that are prepared for the run, it is
+    their source, and the options with which they are."""
+    learner: dict[str, Any] = spec.get(LEARNER, {})
     parts = [learner["tasks"]] if "tasks" in learner else []
-    for key, value in chosen.items():
+    for made in spec.get("prepare", ()):
+        if parts and parts[0].startswith(f"{made['creates']}/"):
+            options = (word[2:].replace("=", " ", 1) for word in made["command"] if "=" in word)
+            parts = [made["command"][-1], *options]
+    for key, value in learner.get("select", {}).items():
         if value not in (None, []):
             values = value if isinstance(value, list) else [value]
             parts.append(f"{key} {', '.join(map(str, values))}")

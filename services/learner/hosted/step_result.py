@@ -23,6 +23,7 @@ from services.learner.rank.step_examples import (
     rows_of,
 )
 from services.learner.rank.token_report import TokenStats
+from services.learner.tracking.tinker_metrics import advantage_metrics
 from services.learner.training_types import TargetScores
 from services.learner.types import StepResult, StepTokens, TrainBatch
 
@@ -56,6 +57,7 @@ def make_result(
     own = {
         "policy/loss": losses / max(1, len(prepared.mini_batches)),
         **_update_metrics(updates),
+        **advantage_metrics(prepared.advantages),
         **token_report.mismatch_metrics(stats, examples),
     }
     tokens = token_report.step_tokens(prepared, stats, examples)

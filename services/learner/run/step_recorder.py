@@ -111,7 +111,7 @@ class StepRecorder:
         logged = metrics
         if self._tinker_names:
             epoch = metrics["sampling/epoch"]
-            logged = metrics | tinker_metrics(batch.all_groups, times, epoch, result.tokens)
+            logged = metrics | tinker_metrics(batch.all_groups, times, epoch)
         sinks.tracker.log_metrics(base + 1, logged, histograms)
         sinks.status.update_metrics({**metrics, **self._seconds_left(base + 1)}, step=base + 1)
         await self._remember_step(base + 1)

@@ -4,28 +4,29 @@
 r is an attempt's reward. An attempt lasts from the opening of its environment to its grade.
 Attempts run concurrently, so the sum of their seconds exceeds the seconds that passed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.pass_rates import PASS_REWARD
 from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.tracking.histograms import episode_seconds
 from services.learner.tracking.metric_formulas import StepTimes, group_by_env
-from services.learner.types import StepTokens
 
 _CUT_OFF = (StopReason.CONTEXT_OVERFLOW, StopReason.GENERATION_LENGTH)
 
 
 def tinker_metrics(
-    groups: Sequence[ReadyGroup], times: StepTimes, epoch: float, tokens: StepTokens | None
+    groups: Sequence[ReadyGroup], times: StepTimes, epoch: float
 ) -> dict[str, float]:
-    """Return the metrics of a step on `groups`, after `epoch` passes over the tasks; `tokens` are
-    the values that it trained on."""
+    """Return the metrics of a step on `groups`, after `epoch` passes over the tasks. Those of its
+    advantages, see `advantage_metrics`, are in the step's result."""
     return {
         "epoch": float(int(epoch)),
         **_attempt_metrics(groups),
-        **_advantage_metrics(tokens),
         **_environment_metrics(groups),
         **_time_metrics([record for group in groups for record in group.graded], times),
     }
@@ -51,13 +52,12 @@ def _attempt_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
     }
 
 
-def _advantage_metrics(tokens: StepTokens | None) -> dict[str, float]:
+def advantage_metrics(advantages: Iterable[NDArray[np.floating]]) -> dict[str, float]:
     """Return advantage/mean and advantage/std, the mean and the population standard deviation of
-    the advantages of the step's sequences: each the mean over its policy tokens."""
-    means = [float(values.mean()) for values in tokens.advantages if len(values)] if tokens else []
-    if not means:
-        return {}
-    return {"advantage/mean": fmean(means), "advantage/std": pstdev(means)}
+    the advantages of a step's sequences: each the mean over its policy tokens, of which it may
+    have none."""
+    means = [float(values.mean()) for values in advantages if len(values)]
+    return {"advantage/mean": fmean(means), "advantage/std": pstdev(means)} if means else {}
 
 
 def _environment_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:

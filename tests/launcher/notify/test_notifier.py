@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from services.common.spec.spec_loading import load_spec
 from services.launcher.config.notify import NotifyConfig, SlackConfig
 from services.launcher.control import ledger_writer
 from services.launcher.notify.adapters.slack import SlackSink, slack_text
@@ -25,12 +26,13 @@ from services.launcher.notify.messages import (
 )
 from services.launcher.notify.notifier import Notifier, targets_of
 from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
-from services.launcher.notify.run_facts import selected_tasks
+from services.launcher.notify.run_facts import describe_model, describe_steps, selected_tasks
 from services.launcher.notify.sinks import Sink
 from services.launcher.run_progress import Alarm, Progress
 from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState, TokenCount
 from services.launcher.store.ledger import Ledger
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
+from tests.support.repository import ROOT
 
 RUN = "demo-20261121-120000"
 FACTS = RunFacts(
@@ -61,13 +63,37 @@ def test_the_start_shows_what_runs_where_and_its_maximum_cost() -> None:
 def test_the_start_lists_the_selected_tasks() -> None:
     select = {"modality": "tool_use", "env_keys": ["shop", "bank"], "max_tasks": 100}
     learner = {"tasks": "data/all.json", "select": select}
-    (message,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks(learner)))
+    (message,) = state_messages(
+        RunState.PREFLIGHT, facts(tasks=selected_tasks({"learner": learner}))
+    )
     assert (
         "*Tasks:* data/all.json; modality tool_use; env_keys shop, bank; max_tasks 100"
         in slack_text(message)
     )
     (without,) = state_messages(RunState.PREFLIGHT, facts(tasks=selected_tasks({})))
     assert "Tasks" not in slack_text(without)
+
+
+def test_the_start_of_a_run_at_a_tinker_service_shows_model_steps_and_tasks() -> None:
+    overrides = ("--data.env=shop,bank", "--data.max_tasks=9", "--learner.steps=50")
+    spec = load_spec(ROOT / "deploy/runs/fleet-tinker.toml", overrides)
+    (message,) = state_messages(
+        RunState.PREFLIGHT,
+        facts(
+            model=describe_model(spec),
+            steps=describe_steps(spec["learner"]),
+            tasks=selected_tasks(spec),
+        ),
+    )
+    text = slack_text(message)
+    assert "*Model:* Qwen/Qwen3-8B at a Tinker service" in text
+    assert "*Steps:* 50 of 8 tasks, 4 attempts at each" in text
+    assert "*Tasks:* fleet:; modality tool_use; env shop,bank; max-tasks 9; eval-ratio 0.2" in text
+
+
+def test_what_a_spec_leaves_out_is_not_in_the_message() -> None:
+    assert describe_model({"policy": {"model": "none"}}) == "none"
+    assert describe_model({}) == describe_steps({"steps": 50}) == ""
 
 
 def test_a_resumed_run_is_not_a_new_one() -> None:

@@ -2,7 +2,7 @@
 and all of them in a run whose learner.engine is "tinker", and in no other."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from services.common.domain.attempts import FailureKind, StopReason
 from services.common.domain.trajectory import Counts, TurnTiming
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.tracking.metric_formulas import StepTimes
-from services.learner.tracking.tinker_metrics import tinker_metrics
-from services.learner.types import Histogram, Standing, StepResult, StepTokens, TrainBatch
+from services.learner.tracking.tinker_metrics import advantage_metrics, tinker_metrics
+from services.learner.types import Histogram, StepResult, TrainBatch
 from tests.learner.tracking.test_metric_formulas import GROUPS, group, times
 from tests.learner.tracking.test_step_metrics import (
     DOCS,
@@ -49,12 +49,6 @@ SLOW = Counts(turns=3, tool_calls=4, tool_errors={"bad_tool": 1}, open_s=2.0, gr
 TURNS = (TurnTiming(1.0, 2.0, 10, 5), TurnTiming(2.0, 0.0, 20, 5))
 
 
-def step_tokens(*advantages: Sequence[float]) -> StepTokens:
-    arrays = tuple(np.array(values, np.float32) for values in advantages)
-    standings = (Standing.TRAINED,) * len(arrays)
-    return StepTokens(standings, arrays, arrays, arrays, arrays)
-
-
 def slow_group(env: str, rewards: list[float], stop: StopReason = StopReason.DONE) -> ReadyGroup:
     """A group whose every attempt is `SLOW`, and whose first ended for the reason `stop`."""
     made = group(env, rewards, counts=SLOW)
@@ -63,10 +57,8 @@ def slow_group(env: str, rewards: list[float], stop: StopReason = StopReason.DON
     return replace(made, graded=(first, *records[1:]))
 
 
-def metrics_of(
-    *groups: ReadyGroup, of: StepTimes | None = None, tokens: StepTokens | None = None
-) -> dict[str, float]:
-    return tinker_metrics(groups, of or times(10.0), 2.75, tokens)
+def metrics_of(*groups: ReadyGroup, of: StepTimes | None = None) -> dict[str, float]:
+    return tinker_metrics(groups, of or times(10.0), 2.75)
 
 
 def test_rewards_by_hand() -> None:
@@ -100,15 +92,11 @@ def test_truncated_are_the_attempts_that_a_limit_of_length_cut_off(stop: StopRea
 
 
 def test_advantages_are_averaged_by_sequence_not_by_token() -> None:
-    metrics = metrics_of(*GROUPS, tokens=step_tokens([1.0, 1.0, 1.0, 1.0], [-1.0], [], [0.5, 1.5]))
-    assert metrics["advantage/mean"] == pytest.approx(1 / 3)
+    found = advantage_metrics(np.array(each) for each in ([1.0, 1.0, 1.0], [-1.0], [], [0.5, 1.5]))
+    assert found["advantage/mean"] == pytest.approx(1 / 3)
     # Of 1, -1 and 1: the root of 8 / 9.
-    assert metrics["advantage/std"] == pytest.approx((8 / 9) ** 0.5)
-
-
-@pytest.mark.parametrize("tokens", [None, step_tokens([])])
-def test_without_advantages_there_are_no_figures_of_them(tokens: StepTokens | None) -> None:
-    assert not [name for name in metrics_of(*GROUPS, tokens=tokens) if "advantage" in name]
+    assert found["advantage/std"] == pytest.approx((8 / 9) ** 0.5)
+    assert advantage_metrics([np.zeros(0)]) == {}
 
 
 def test_figures_of_an_environment_by_hand() -> None:
@@ -159,12 +147,12 @@ def test_an_epoch_is_a_whole_pass_over_the_tasks() -> None:
 
 
 class RanksWithAdvantages(FakeRanks):
-    """Report the advantages of every sequence, as an engine does that computes them itself."""
+    """Report what is known of advantages, as the ranks of a service do."""
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
         result = await super().train_step(batch)
-        rewards = [[sequence.reward] for sequence in batch.sequences]
-        return replace(result, tokens=step_tokens(*rewards))
+        rewards = advantage_metrics(np.array([each.reward]) for each in batch.sequences)
+        return replace(result, metrics={**result.metrics, **rewards})
 
 
 class Logged(Names):
@@ -221,4 +209,4 @@ async def test_a_run_at_a_tinker_service_logs_every_name_of_the_reference(tmp_pa
 async def test_any_other_run_logs_our_names_only(tmp_path: Path) -> None:
     found = await logged_by(tmp_path, "ranks")
     assert found.samples == []
-    assert not [n for n in found.metrics if re.match(r"epoch|rollouts?/|advantage/|time/", n)]
+    assert not [name for name in found.metrics if re.match(r"epoch|rollouts?/|time/", name)]
