@@ -52,10 +52,13 @@ def make_result(
     updates = [each for each in answers if isinstance(each, Mapping)]
     stats = TokenStats(_first_logprobs(parts, scores), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
-    losses = sum(found.metrics.get(_LOSS, 0.0) for found in scores[: len(parts)])
+    first = scores[: len(parts)]
+    losses = [found.metrics[_LOSS] for found in first if _LOSS in found.metrics]
+    loss = sum(losses) / max(1, len(prepared.mini_batches))
     norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
     own = {
-        "policy/loss": losses / max(1, len(prepared.mini_batches)),
+        # SkyRL's server tells none.
+        **({"policy/loss": loss} if len(losses) == len(first) else {}),
         "policy/updates": float(len(updates)),
         "policy/skipped": 0.0,
         **({"policy/grad_norm": float(np.mean(norms))} if norms else {}),
