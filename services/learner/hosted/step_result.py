@@ -53,9 +53,12 @@ def make_result(
     updates = [each for each in answers if isinstance(each, Mapping)]
     stats = TokenStats(_first_logprobs(parts, scores), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
-    losses = sum(found.metrics.get(_LOSS, 0.0) for found in scores[: len(parts)])
+    first = scores[: len(parts)]
+    losses = [found.metrics[_LOSS] for found in first if _LOSS in found.metrics]
+    loss = sum(losses) / max(1, len(prepared.mini_batches))
     own = {
-        "policy/loss": losses / max(1, len(prepared.mini_batches)),
+        # SkyRL's server tells none.
+        **({"policy/loss": loss} if len(losses) == len(first) else {}),
         **_update_metrics(updates),
         **advantage_metrics(prepared.advantages),
         **token_report.mismatch_metrics(stats, examples),
