@@ -2,7 +2,7 @@
 depends on all that came before."""
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -65,14 +65,20 @@ def policy_config(url: str, model: str = BASE, **tinker: Any) -> PolicyConfig:
 
 
 def open_ranks(
-    run_dir: Path, url: str, config: LearnerConfig | None = None, **tinker: Any
+    run_dir: Path,
+    url: str,
+    config: LearnerConfig | None = None,
+    note_progress: Callable[[], object] = bool,
+    **tinker: Any,
 ) -> HostedRanks:
     """The ranks of one start of the run in `run_dir`."""
     memory = run_dir / "memory"
     memory.mkdir(parents=True, exist_ok=True)
     policy = policy_config(url, **tinker)
     site = HostedSite("run", memory, policy, VOCABULARY)
-    service = TinkerTrainer(policy.tinker, site.base_model, 8, 7, "run")
+    service = TinkerTrainer(
+        policy.tinker, site.base_model, 8, 7, "run", note_progress=note_progress
+    )
     return HostedRanks(site, config or learner_config(), service, StepBook(run_dir, "run"))
 
 
@@ -82,10 +88,10 @@ async def started(
     url: str,
     checkpoint: Path | None = None,
     config: LearnerConfig | None = None,
-    **tinker: Any,
+    **options: Any,
 ) -> AsyncGenerator[HostedRanks]:
     """One start of the run, which ends with the block."""
-    ranks = open_ranks(run_dir, url, config, **tinker)
+    ranks = open_ranks(run_dir, url, config, **options)
     await ranks.start_ranks(checkpoint)
     try:
         yield ranks

@@ -20,7 +20,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.resources import training as training_resource
 
 from services.common.adapters.tinker_service import Trouble, classify, describe, open_service
-from services.common.aio.concurrency import cancel_tasks
+from services.common.aio.concurrency import cancel_tasks, wait_beside
 from services.common.spec.spec import TinkerConfig
 from services.common.telemetry.log import get_logger
 from services.learner.hosted.ports import (
@@ -35,7 +35,9 @@ from services.learner.training_types import TargetBatch, TargetScores, TargetSeq
 
 _log = get_logger(__name__)
 T = TypeVar("T")
-_SAY_S = 60.0
+# How often a wait is reported.
+SAY_S = 60.0
+_ANSWER_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 # A result that was dropped is asked for again once: the order was not carried out, or is lost.
 _MOST_DROPPED = 1
@@ -185,43 +187,63 @@ class TinkerTrainer:
         """Repeat what the service cannot do for now, and say once a minute that it is waited for.
 
         Raises ServiceGoneError and ServiceRefusedError."""
-        saying = asyncio.create_task(self._say_waiting(purpose))
-        failed_at, pause_s, dropped = None, 1.0, 0
+        main = asyncio.create_task(self._repeat(purpose, attempt))
+        watch = asyncio.create_task(self._watch(purpose))
         try:
-            while True:
-                try:
-                    return await attempt()
-                except Exception as error:  # noqa: BLE001 - classified below
-                    failed_at = failed_at or time.monotonic()
-                    dropped += isinstance(error, RetryableException)
-                    waited_s = time.monotonic() - failed_at
-                    self._give_up_on(error, purpose, waited_s, dropped)
-                    _log.warning("trying again", purpose=purpose, why=describe(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            return await wait_beside(main, [watch])
         finally:
-            await cancel_tasks([saying])
+            await cancel_tasks([main, watch])
 
-    def _give_up_on(self, error: Exception, purpose: str, waited_s: float, dropped: int) -> None:
-        """Raise what a failure means, unless it asks for patience."""
-        trouble, why = classify(error), describe(error)
-        if trouble is Trouble.GONE or dropped > _MOST_DROPPED:
-            raise ServiceGoneError(f"{purpose}: {why}") from error
-        if trouble is Trouble.REFUSED:
-            raise ServiceRefusedError(f"{purpose}: {why}") from error
+    async def _repeat(self, purpose: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        failed_at, pause_s, dropped = None, 1.0, 0
+        while True:
+            try:
+                return await attempt()
+            except Exception as error:
+                trouble, why = classify(error), describe(error)
+                failed_at = failed_at or time.monotonic()
+                dropped += isinstance(error, RetryableException)
+                if trouble is Trouble.GONE or dropped > _MOST_DROPPED:
+                    raise ServiceGoneError(f"{purpose}: {why}") from error
+                if trouble is Trouble.REFUSED:
+                    raise ServiceRefusedError(f"{purpose}: {why}") from error
+                self._check_patience(purpose, failed_at, why)
+                _log.warning("trying again", purpose=purpose, why=why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _watch(self, purpose: str) -> None:
+        """Say what is waited for, and end the wait for a service that does not answer: the client
+        asks for a result forever."""
+        since = heard_at = time.monotonic()
+        while True:
+            await asyncio.sleep(SAY_S)
+            self._note_progress()
+            silence = await self._find_silence()
+            heard_at = heard_at if silence else time.monotonic()
+            self._check_patience(purpose, heard_at, silence)
+            waited_s = round(time.monotonic() - since)
+            _log.info("waiting for the service", purpose=purpose, seconds=waited_s, why=silence)
+
+    def _check_patience(self, purpose: str, since: float, why: str) -> None:
+        waited_s = time.monotonic() - since
         if waited_s > self._config.patience_s:
             raise ServiceRefusedError(
                 f"{purpose}: the service was away for {waited_s:.0f} s, longer than"
                 f" policy.tinker.patience_s: {why}"
-            ) from error
+            )
 
-    async def _say_waiting(self, purpose: str) -> None:
-        since = time.monotonic()
-        while True:
-            await asyncio.sleep(_SAY_S)
-            self._note_progress()
-            waited_s = round(time.monotonic() - since)
-            _log.info("waiting for the service", purpose=purpose, seconds=waited_s)
+    async def _find_silence(self) -> str:
+        """Return why the service does not answer; "" if it does, or there is no session yet."""
+        if self._holder is None or self._model is None:
+            return ""
+        life = _show_life(self._holder, self._model.session_id)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._holder.run_coroutine_threadsafe(life)
+        except Exception as error:  # noqa: BLE001 - the client raises all kinds
+            return describe(error) if classify(error) is Trouble.WAIT else ""
+        return ""
 
 
 def _send(client: Any, order: Order) -> Awaitable[Any]:
@@ -263,7 +285,9 @@ def _answer_of(order: Order, answer: Any) -> Answer:
 async def _show_life(holder: InternalClientHolder, session_id: str) -> None:
     """Raise the service's refusal if a session has ended."""
     with holder.aclient(ClientConnectionPoolType.SESSION) as client:
-        await client.service.session_heartbeat(session_id=session_id)
+        await client.service.session_heartbeat(
+            session_id=session_id, max_retries=0, timeout=_ANSWER_S
+        )
 
 
 async def _finish_session(holder: InternalClientHolder) -> None:

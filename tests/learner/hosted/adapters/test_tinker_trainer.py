@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from services.common.process.python_command import python_command
+from services.learner.hosted.adapters import tinker_trainer
 from services.learner.hosted.hosted_ranks import HostedRanks
 from services.learner.ports import RankError
 from tests.learner.hosted.conftest import HostedFront
-from tests.learner.hosted.hosted_runs import started, train_batch
+from tests.learner.hosted.hosted_runs import open_ranks, started, train_batch
 from tests.support.faulty_tinker import FaultyTinker, faulty_tinker
 from tests.support.repository import ROOT
 
@@ -89,19 +90,30 @@ async def test_a_refused_key_is_named(proxy: FaultyTinker, ranks: HostedRanks) -
 async def test_patience_ends(
     proxy: FaultyTinker, front: HostedFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The client's own five minutes.
-    monkeypatch.setattr(
-        "tinker.lib.internal_client_holder.InternalClientHolder._is_retryable_exception",
-        staticmethod(lambda error: False),
-    )
-    async with started(tmp_path, proxy.url, patience_s=2) as ranks:
-        proxy.go_down()
-        with pytest.raises(RankError, match=r"longer than policy\.tinker\.patience_s"):
-            await ranks.train_step(train_batch())
-        proxy.heal()
-    async with started(tmp_path, front.url) as ranks:
+    monkeypatch.setattr(tinker_trainer, "SAY_S", 0.5)
+    ranks = open_ranks(tmp_path, proxy.url, patience_s=2)
+    await ranks.start_ranks(None)
+    proxy.go_down()
+    with pytest.raises(RankError, match=r"longer than policy\.tinker\.patience_s"):
         await ranks.train_step(train_batch())
+    proxy.heal()
+    await ranks.close()
+    async with started(tmp_path, front.url) as again:
+        await again.train_step(train_batch())
     assert front.trainer.updates == 1
+
+
+async def test_a_wait_is_progress_as_long_as_the_service_answers(
+    front: HostedFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinker_trainer, "SAY_S", 0.2)
+    moved: list[int] = []
+    async with started(
+        tmp_path, front.url, patience_s=1, note_progress=lambda: moved.append(1)
+    ) as ranks:
+        front.trainer.pause_s = 1.5
+        await ranks.train_step(train_batch())
+    assert len(moved) > 5
 
 
 async def digest_in_a_process() -> bytes:
