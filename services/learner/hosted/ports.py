@@ -21,6 +21,8 @@ class HostedModel:
 
     session_id: str
     model_id: str
+    # Number of the first order after its making.
+    first_order: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class StepBook:
             model=model,
             start=version,
             version=version,
-            next_order=1,
+            next_order=model.first_order,
             pending=None,
             published=tuple(known),
             trained_tokens=max(self.page.trained_tokens, trained_tokens),

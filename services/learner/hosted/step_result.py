@@ -49,17 +49,10 @@ def make_result(
 
     `parts` are the mini-batches that were sent, in each epoch; `answers` alternate between the
     scores and the metrics of an update."""
-    scores = [each for each in answers if isinstance(each, TargetScores)]
-    updates = [each for each in answers if isinstance(each, Mapping)]
-    stats = TokenStats(_first_logprobs(parts, scores), {}, {})
+    stats = TokenStats(_first_logprobs(parts, answers), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
-    first = scores[: len(parts)]
-    losses = [found.metrics[_LOSS] for found in first if _LOSS in found.metrics]
-    loss = sum(losses) / max(1, len(prepared.mini_batches))
     own = {
-        # SkyRL's server tells none.
-        **({"policy/loss": loss} if len(losses) == len(first) else {}),
-        **_update_metrics(updates),
+        **_update_metrics(answers, len(parts), len(prepared.mini_batches)),
         **advantage_metrics(prepared.advantages),
         **token_report.mismatch_metrics(stats, examples),
     }
@@ -74,20 +67,26 @@ def make_result(
     )
 
 
-def _update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return metrics of the updates; the mean norm of their gradients if the service tells it."""
-    norms = [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]
+def _update_metrics(answers: Sequence[Answer], parts: int, mini_batches: int) -> dict[str, float]:
+    """Return metrics of the updates: the loss over the first epoch, and the mean norm of gradients,
+    if the service tells them. SkyRL's tells no loss."""
+    scores = [each for each in answers if isinstance(each, TargetScores)]
+    updates = [each for each in answers if isinstance(each, Mapping)]
     found = {"policy/updates": float(len(updates)), "policy/skipped": 0.0}
-    return {**found, "policy/grad_norm": float(np.mean(norms))} if norms else found
+    losses = [each.metrics[_LOSS] for each in scores[:parts] if _LOSS in each.metrics]
+    if len(losses) == parts:
+        found["policy/loss"] = sum(losses) / max(1, mini_batches)
+    if norms := [each[_GRAD_NORM] for each in updates if _GRAD_NORM in each]:
+        found["policy/grad_norm"] = float(np.mean(norms))
+    return found
 
 
-def _first_logprobs(
-    parts: Sequence[Sequence[TrainExample]], scores: Sequence[TargetScores]
-) -> ByRow:
+def _first_logprobs(parts: Sequence[Sequence[TrainExample]], answers: Sequence[Answer]) -> ByRow:
     """Return the logprobs at the start of the step: those of the first update."""
-    if not scores:
+    scores = next((each for each in answers if isinstance(each, TargetScores)), None)
+    if scores is None:
         return {}
-    pairs = zip(parts[0], scores[0].logprobs, strict=True)
+    pairs = zip(parts[0], scores.logprobs, strict=True)
     return {
         example.row.index: values[example.row.positions].astype(np.float32)
         for example, values in pairs

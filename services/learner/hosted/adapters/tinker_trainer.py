@@ -7,6 +7,7 @@ which its version pins: a session's id, a model's id, and the counters of a trai
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ class TinkerTrainer:
         await self._patiently(
             purpose, lambda: self._client_from(1).load_state_with_optimizer(address)
         )
-        return model
+        return replace(model, first_order=2)
 
     async def _open(
         self, purpose: str, create: Callable[[tinker.ServiceClient], Any]

@@ -116,6 +116,22 @@ async def test_a_wait_is_progress_as_long_as_the_service_answers(
     assert len(moved) > 5
 
 
+async def test_where_a_state_is_only_loaded_into_a_model_there_is_one_for_it(
+    proxy: FaultyTinker, front: HostedFront, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    async with started(tmp_path / "first", proxy.url) as ranks:
+        await ranks.train_step(train_batch())
+        await (await ranks.begin_checkpoint(checkpoint))
+        expected = await ranks.train_step(train_batch(2))
+    proxy.refuse("load_weights", 422)
+    async with started(tmp_path / "second", proxy.url, checkpoint) as ranks:
+        found = await ranks.train_step(train_batch(2))
+    assert found.metrics["policy/loss"] == expected.metrics["policy/loss"]
+    assert proxy.count("load_weights") == 2
+    assert front.trainer.updates == 3
+
+
 async def digest_in_a_process() -> bytes:
     process = await asyncio.create_subprocess_exec(
         *python_command("-m", "tests.learner.hosted.adapters.batch_bytes"),
