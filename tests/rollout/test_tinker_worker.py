@@ -127,8 +127,8 @@ async def test_trajectories_come_from_a_service_that_was_away_meanwhile(tmp_path
             # The burn-in is over.
             await until(lambda: learner.polls, _LIMIT_S)
             sampler.gate = asyncio.Event()
-            times = {"lease_ttl": rpc.to_duration(30.0), "group_deadline": rpc.to_duration(90.0)}
-            learner.leases.append(lease(attempts=2, **times))
+            long = rpc.to_duration(90.0)
+            learner.leases.append(lease(attempts=2, lease_ttl=long, group_deadline=long))
             await until(lambda: sampler.running == 2, _LIMIT_S)
             proxy.go_down()
             sampler.gate.set()

@@ -58,7 +58,7 @@ class ScriptedTurns(ScriptedEngine):
 
 
 @dataclass
-class Stage:
+class TinkerStage:
     """The engine, everything behind it, and addresses of two saved weights."""
 
     engine: TinkerEngine
@@ -90,7 +90,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged_engine(folder: Path) -> AsyncGenerator[Stage]:
+async def staged_engine(folder: Path) -> AsyncGenerator[TinkerStage]:
     """An engine that serves the first of two weights."""
     sampler, use = ScriptedTurns(), ServiceUse()
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ async def staged_engine(folder: Path) -> AsyncGenerator[Stage]:
             config = TinkerConfig(url=proxy.url)
             engine = await TinkerEngine.start_engine(config, "run-1", [STOP_ID], use)
             try:
-                yield Stage(engine, use, sampler, proxy, addresses, folder)
+                yield TinkerStage(engine, use, sampler, proxy, addresses, folder)
             finally:
                 proxy.heal()
                 await engine.close()
