@@ -115,14 +115,14 @@ class FaultyTinker:
 
     async def _pass_on(self, request: web.Request) -> web.Response | None:
         """Return the service's answer; None if it gives none."""
-        url, body = self.upstream + request.raw_path, await request.read()
-        headers = _without_own(request.headers)
+        url, headers = self.upstream + request.raw_path, _without_own(request.headers)
         try:
+            body = await request.read()
             async with self._http.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 data = await answer.read()
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, ConnectionError):
             return None
         return web.Response(body=data, status=answer.status, headers=_without_own(answer.headers))
 

@@ -19,7 +19,7 @@ from tests.rollout.adapters.tinker_turns import (
     COLLECTED,
     PROMPT,
     STOP_ID,
-    Stage,
+    TinkerStage,
     staged_engine,
 )
 from tests.support.waiting import until
@@ -29,18 +29,18 @@ SAMPLING = Sampling(temperature=1.0, seed=7)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Stage]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[TinkerStage]:
     async with staged_engine(tmp_path_factory.mktemp("front")) as one:
         yield one
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(served: Stage) -> Stage:
+async def stage(served: TinkerStage) -> TinkerStage:
     await served.reset()
     return served
 
 
-async def test_a_turn_is_the_sampled_tokens_with_their_end(stage: Stage) -> None:
+async def test_a_turn_is_the_sampled_tokens_with_their_end(stage: TinkerStage) -> None:
     turn = await stage.engine.generate(PROMPT, SAMPLING, 16)
 
     assert len(turn.token_ids) == 3
@@ -50,7 +50,7 @@ async def test_a_turn_is_the_sampled_tokens_with_their_end(stage: Stage) -> None
     assert not (turn.cut or turn.timed_out or turn.waited_s)
 
 
-async def test_it_samples_as_it_is_asked(stage: Stage) -> None:
+async def test_it_samples_as_it_is_asked(stage: TinkerStage) -> None:
     await stage.engine.generate(PROMPT, Sampling(0.5, 7, top_p=0.9, top_k=20), 16)
     await stage.engine.generate(PROMPT, Sampling(0.0), 16)
     first, greedy = stage.sampler.orders
@@ -62,20 +62,20 @@ async def test_it_samples_as_it_is_asked(stage: Stage) -> None:
     assert (greedy.temperature, greedy.top_k, greedy.seed) == (0.0, -1, None)
 
 
-async def test_each_turn_of_an_attempt_has_a_seed_of_its_own(stage: Stage) -> None:
+async def test_each_turn_of_an_attempt_has_a_seed_of_its_own(stage: TinkerStage) -> None:
     for prompt in (PROMPT, np.append(PROMPT, PROMPT)):
         await stage.engine.generate(prompt, SAMPLING, 16)
     first, second = stage.sampler.orders
     assert first.seed != second.seed
 
 
-async def test_a_turn_at_its_token_limit_is_cut(stage: Stage) -> None:
+async def test_a_turn_at_its_token_limit_is_cut(stage: TinkerStage) -> None:
     turn = await stage.engine.generate(PROMPT, SAMPLING, 2)
     assert (len(turn.token_ids), turn.cut) == (2, True)
 
 
 async def test_new_weights_answer_new_requests_and_old_ones_those_that_they_began(
-    stage: Stage,
+    stage: TinkerStage,
 ) -> None:
     before = await stage.engine.generate(PROMPT, SAMPLING, 16)
     gate = stage.sampler.gate = asyncio.Event()
@@ -92,12 +92,12 @@ async def test_new_weights_answer_new_requests_and_old_ones_those_that_they_bega
     assert old.token_ids.tolist() == before.token_ids.tolist() != new.token_ids.tolist()
 
 
-async def test_a_prompt_is_scored(stage: Stage) -> None:
+async def test_a_prompt_is_scored(stage: TinkerStage) -> None:
     scores = await stage.engine.compute_logprobs(CANARY)
     assert scores.tolist() == (-CANARY[1:].astype(np.float32) / 100).tolist()
 
 
-async def test_a_request_past_its_time_is_cancelled_and_has_no_tokens(stage: Stage) -> None:
+async def test_a_request_past_its_time_is_cancelled_and_has_no_tokens(stage: TinkerStage) -> None:
     stage.sampler.gate = asyncio.Event()
     turn = await stage.engine.generate(PROMPT, SAMPLING, 16, timeout_s=0.5)
 
@@ -106,25 +106,29 @@ async def test_a_request_past_its_time_is_cancelled_and_has_no_tokens(stage: Sta
     assert stage.proxy.count("cancel_future") == 1
 
 
-async def test_tokens_of_answered_requests_are_counted(stage: Stage) -> None:
+async def test_tokens_of_answered_requests_are_counted(stage: TinkerStage) -> None:
     await asyncio.gather(*(stage.engine.generate(PROMPT, SAMPLING, 16) for _ in range(3)))
     await stage.engine.compute_logprobs(CANARY)
     assert (stage.use.prompt_tokens, stage.use.sampled_tokens) == (3 * 4 + 3, 3 * 3 + 1)
 
 
-async def test_a_request_that_the_service_refuses_fails_and_others_go_on(stage: Stage) -> None:
+async def test_a_request_that_the_service_refuses_fails_and_others_go_on(
+    stage: TinkerStage,
+) -> None:
     with pytest.raises(EngineError, match="the token 5000; the vocabulary has 1000"):
         await stage.engine.generate(np.array([11, 5000], np.int32), SAMPLING, 16)
     assert len((await stage.engine.generate(PROMPT, SAMPLING, 16)).token_ids) == 3
 
 
-async def test_a_turn_without_its_end_is_refused(stage: Stage) -> None:
+async def test_a_turn_without_its_end_is_refused(stage: TinkerStage) -> None:
     stage.sampler.drops_end = True
     with pytest.raises(EngineError, match="left out the token that ended a turn"):
         await stage.engine.generate(PROMPT, SAMPLING, 16)
 
 
-async def test_weights_that_the_service_does_not_have_leave_the_old_ones(stage: Stage) -> None:
+async def test_weights_that_the_service_does_not_have_leave_the_old_ones(
+    stage: TinkerStage,
+) -> None:
     nowhere = "tinker://nobody/sampler_weights/nothing"
     with pytest.raises(TransportFailed, match=nowhere):
         await stage.load(2, nowhere)
@@ -132,7 +136,7 @@ async def test_weights_that_the_service_does_not_have_leave_the_old_ones(stage: 
     assert (await stage.engine.generate(PROMPT, SAMPLING, 16)).spans[0].policy == PolicyId(1, 0)
 
 
-async def test_weights_themselves_are_not_taken(stage: Stage) -> None:
+async def test_weights_themselves_are_not_taken(stage: TinkerStage) -> None:
     path = stage.folder / "tensors"
     path.write_bytes(b"\0" * 64)
     publication = Publication(PolicyId(1, 1), (), 64, "shared_memory", str(path), CANARY, 20.0)
@@ -141,7 +145,7 @@ async def test_weights_themselves_are_not_taken(stage: Stage) -> None:
 
 
 async def test_a_wrong_key_is_a_fault_of_the_configuration(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: TinkerStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-nobody-0123456789")
     config = TinkerConfig(url=stage.proxy.url)
@@ -149,7 +153,7 @@ async def test_a_wrong_key_is_a_fault_of_the_configuration(
         await TinkerEngine.start_engine(config, "run-1", [STOP_ID], ServiceUse())
 
 
-async def test_the_burn_in_is_a_sample(stage: Stage) -> None:
+async def test_the_burn_in_is_a_sample(stage: TinkerStage) -> None:
     answer = await stage.engine.burn_in(PROMPT, 1, 5.0)
     assert (len(answer.token_ids), answer.cut) == (1, True)
     assert await stage.engine.measure_memory() == ()

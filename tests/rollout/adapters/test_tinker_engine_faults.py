@@ -22,7 +22,7 @@ from tests.rollout.adapters.tinker_turns import (
     COLLECTED,
     PROMPT,
     STOP_ID,
-    Stage,
+    TinkerStage,
     staged_engine,
 )
 from tests.support.tinker_front import KEY
@@ -43,23 +43,23 @@ def quick_looks() -> Generator[None]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(
     quick_looks: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Stage]:
+) -> AsyncGenerator[TinkerStage]:
     async with staged_engine(tmp_path_factory.mktemp("front")) as one:
         yield one
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(served: Stage) -> Stage:
+async def stage(served: TinkerStage) -> TinkerStage:
     await served.reset()
     return served
 
 
-def _ask(stage: Stage, timeout_s: float = 60.0, seed: int = 7) -> "asyncio.Task[Completion]":
+def _ask(stage: TinkerStage, timeout_s: float = 60.0, seed: int = 7) -> "asyncio.Task[Completion]":
     sampling = Sampling(temperature=1.0, seed=seed)
     return asyncio.create_task(stage.engine.generate(PROMPT, sampling, 16, timeout_s))
 
 
-async def _begin(stage: Stage) -> "asyncio.Task[Completion]":
+async def _begin(stage: TinkerStage) -> "asyncio.Task[Completion]":
     """Begin a request that the engine answers only when its gate is set."""
     stage.sampler.gate = asyncio.Event()
     asked = _ask(stage)
@@ -67,7 +67,7 @@ async def _begin(stage: Stage) -> "asyncio.Task[Completion]":
     return asked
 
 
-def _open_gate(stage: Stage) -> None:
+def _open_gate(stage: TinkerStage) -> None:
     assert stage.sampler.gate is not None
     stage.sampler.gate.set()
     stage.sampler.gate = None
@@ -80,7 +80,7 @@ def _open_gate(stage: Stage) -> None:
         *(("retrieve_future", status) for status in (408, 409, 429, 500, 503)),
     ],
 )
-async def test_a_refusal_for_now_is_waited_for(stage: Stage, call: str, status: int) -> None:
+async def test_a_refusal_for_now_is_waited_for(stage: TinkerStage, call: str, status: int) -> None:
     stage.proxy.refuse(call, status)
     assert len((await _ask(stage)).token_ids) == 3
     assert stage.proxy.count(call) == 2
@@ -89,7 +89,7 @@ async def test_a_refusal_for_now_is_waited_for(stage: Stage, call: str, status: 
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("call", ["asample", "retrieve_future"])
 async def test_a_lost_connection_costs_nothing(
-    stage: Stage, call: str, *, carried_out: bool
+    stage: TinkerStage, call: str, *, carried_out: bool
 ) -> None:
     stage.proxy.drop(call, carried_out=carried_out)
     assert len((await _ask(stage)).token_ids) == 3
@@ -97,7 +97,7 @@ async def test_a_lost_connection_costs_nothing(
     assert len(stage.sampler.orders) == 1
 
 
-async def test_a_result_that_is_gone_is_sampled_again(stage: Stage) -> None:
+async def test_a_result_that_is_gone_is_sampled_again(stage: TinkerStage) -> None:
     stage.proxy.refuse("retrieve_future", 410)
     assert len((await _ask(stage)).token_ids) == 3
     assert stage.proxy.count("asample") == 2
@@ -105,14 +105,16 @@ async def test_a_result_that_is_gone_is_sampled_again(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 410])
-async def test_a_sampler_that_is_gone_is_opened_again(stage: Stage, status: int) -> None:
+async def test_a_sampler_that_is_gone_is_opened_again(stage: TinkerStage, status: int) -> None:
     stage.proxy.refuse("asample", status)
     assert (await _ask(stage)).spans[0].policy == PolicyId(1, 0)
     assert stage.proxy.count("create_sampling_session") == 1
     assert stage.proxy.count("create_session") == 0
 
 
-async def test_a_session_that_ends_is_opened_again_and_its_requests_go_on(stage: Stage) -> None:
+async def test_a_session_that_ends_is_opened_again_and_its_requests_go_on(
+    stage: TinkerStage,
+) -> None:
     before = await _ask(stage)
     asked = await _begin(stage)
     more = [_ask(stage, seed=seed) for seed in range(3)]
@@ -126,14 +128,16 @@ async def test_a_session_that_ends_is_opened_again_and_its_requests_go_on(stage:
     assert stage.proxy.count("create_session") == 1
 
 
-async def test_weights_are_loaded_into_a_new_session_if_the_old_one_ended(stage: Stage) -> None:
+async def test_weights_are_loaded_into_a_new_session_if_the_old_one_ended(
+    stage: TinkerStage,
+) -> None:
     await _finish_session(stage)
     policy = await stage.load(1)
     assert (await _ask(stage)).spans[0].policy == policy
     assert stage.proxy.count("create_session") == 1
 
 
-async def test_a_sampler_that_is_always_gone_fails_its_request(stage: Stage) -> None:
+async def test_a_sampler_that_is_always_gone_fails_its_request(stage: TinkerStage) -> None:
     stage.proxy.refuse("asample", 410, times=inf)
     with pytest.raises(EngineError, match="lost the samplers of a request 3 times"):
         await _ask(stage)
@@ -141,7 +145,7 @@ async def test_a_sampler_that_is_always_gone_fails_its_request(stage: Stage) -> 
     assert len((await _ask(stage)).token_ids) == 3
 
 
-async def test_an_outage_is_told_and_its_requests_are_answered_after_it(stage: Stage) -> None:
+async def test_an_outage_is_told_and_its_requests_are_answered_after_it(stage: TinkerStage) -> None:
     asked = await _begin(stage)
     stage.proxy.go_down()
     later = _ask(stage)
@@ -156,13 +160,13 @@ async def test_an_outage_is_told_and_its_requests_are_answered_after_it(stage: S
     assert len(stage.sampler.orders) == 2
 
 
-async def test_time_that_runs_out_in_an_outage_is_not_the_policys(stage: Stage) -> None:
+async def test_time_that_runs_out_in_an_outage_is_not_the_policys(stage: TinkerStage) -> None:
     stage.proxy.go_down()
     with pytest.raises(RequestAborted, match="time ran out while the Tinker service was away: "):
         await _ask(stage, timeout_s=0.3)
 
 
-async def test_a_burn_in_waits_for_the_service(stage: Stage) -> None:
+async def test_a_burn_in_waits_for_the_service(stage: TinkerStage) -> None:
     stage.proxy.go_down()
     testing = asyncio.create_task(stage.engine.burn_in(PROMPT, 1, 0.5))
     await until(lambda: stage.proxy.count("asample") >= 2)
@@ -170,7 +174,7 @@ async def test_a_burn_in_waits_for_the_service(stage: Stage) -> None:
     assert len((await testing).token_ids) == 1
 
 
-async def test_a_pause_of_the_service_is_told_with_its_reason(stage: Stage) -> None:
+async def test_a_pause_of_the_service_is_told_with_its_reason(stage: TinkerStage) -> None:
     stage.proxy.refuse("retrieve_future", 408, times=inf, body=PAUSED)
     asked = _ask(stage, timeout_s=20.0)
     await until(lambda: stage.use.reason == "the Tinker service is paused_capacity: full")
@@ -179,7 +183,7 @@ async def test_a_pause_of_the_service_is_told_with_its_reason(stage: Stage) -> N
     assert stage.use.reason == ""
 
 
-async def test_weights_are_loaded_once_the_service_answers(stage: Stage) -> None:
+async def test_weights_are_loaded_once_the_service_answers(stage: TinkerStage) -> None:
     stage.proxy.go_down()
     loading = asyncio.create_task(stage.load(1))
     await until(lambda: stage.use.reason != "")
@@ -188,7 +192,7 @@ async def test_weights_are_loaded_once_the_service_answers(stage: Stage) -> None
     assert await loading == stage.engine.policy
 
 
-async def test_it_starts_once_the_service_answers(stage: Stage) -> None:
+async def test_it_starts_once_the_service_answers(stage: TinkerStage) -> None:
     stage.proxy.go_down()
     config, use = TinkerConfig(url=stage.proxy.url), ServiceUse()
     starting = asyncio.create_task(TinkerEngine.start_engine(config, "run-2", [STOP_ID], use))
@@ -200,7 +204,7 @@ async def test_it_starts_once_the_service_answers(stage: Stage) -> None:
     await engine.close()
 
 
-async def test_patience_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_patience_ends(stage: TinkerStage, monkeypatch: pytest.MonkeyPatch) -> None:
     config, use = TinkerConfig(url=stage.proxy.url), ServiceUse()
     stage.engine, kept = await TinkerEngine.start_engine(config, "r", [STOP_ID], use), stage.engine
     try:
@@ -220,7 +224,7 @@ async def test_patience_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> N
         stage.engine = kept
 
 
-async def test_a_key_that_is_refused_ends_the_engine(stage: Stage) -> None:
+async def test_a_key_that_is_refused_ends_the_engine(stage: TinkerStage) -> None:
     config, use = TinkerConfig(url=stage.proxy.url), ServiceUse()
     stage.engine, kept = await TinkerEngine.start_engine(config, "r", [STOP_ID], use), stage.engine
     try:
@@ -234,7 +238,7 @@ async def test_a_key_that_is_refused_ends_the_engine(stage: Stage) -> None:
         stage.engine = kept
 
 
-async def test_many_requests_go_through_many_faults(stage: Stage) -> None:
+async def test_many_requests_go_through_many_faults(stage: TinkerStage) -> None:
     first = await _ask(stage)
     for call in ("asample", "retrieve_future"):
         stage.proxy.drop(call, times=2)
@@ -258,7 +262,7 @@ async def test_many_requests_go_through_many_faults(stage: Stage) -> None:
     assert (await stage.engine.compute_logprobs(CANARY)).dtype == np.float32
 
 
-async def _finish_session(stage: Stage) -> None:
+async def _finish_session(stage: TinkerStage) -> None:
     """End the engine's session, as a service does with one that it has not heard of for long."""
     await stage.load(0)
     sampler = [name for name in stage.proxy.calls if name.startswith("samplers/")][-1]

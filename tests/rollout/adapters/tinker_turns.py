@@ -42,7 +42,8 @@ class ScriptedTurns(ScriptedEngine):
         self.orders.append(order)
         # Not `super()`, which slots break.
         [answer] = (await ScriptedEngine.sample(self, sampler_id, order)).answers
-        ids = np.append(answer.token_ids[:2], np.int32(STOP_ID))[: order.max_tokens]
+        end = order.stop_ids[0] if order.stop_ids else STOP_ID
+        ids = np.append(answer.token_ids[:2], np.int32(end))[: order.max_tokens]
         ids = ids[:2] if self.drops_end else ids
         answer = replace(
             answer,
@@ -57,7 +58,7 @@ class ScriptedTurns(ScriptedEngine):
 
 
 @dataclass
-class Stage:
+class TinkerStage:
     """The engine, everything behind it, and addresses of two saved weights."""
 
     engine: TinkerEngine
@@ -89,7 +90,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged_engine(folder: Path) -> AsyncGenerator[Stage]:
+async def staged_engine(folder: Path) -> AsyncGenerator[TinkerStage]:
     """An engine that serves the first of two weights."""
     sampler, use = ScriptedTurns(), ServiceUse()
     with pytest.MonkeyPatch.context() as patch:
@@ -99,17 +100,17 @@ async def staged_engine(folder: Path) -> AsyncGenerator[Stage]:
             serving_front(folder, ScriptedTrainer(), sampler) as url,
             faulty_tinker(url) as proxy,
         ):
-            addresses = await asyncio.to_thread(_save_weights, url)
+            addresses = await asyncio.to_thread(save_weights, url)
             config = TinkerConfig(url=proxy.url)
             engine = await TinkerEngine.start_engine(config, "run-1", [STOP_ID], use)
             try:
-                yield Stage(engine, use, sampler, proxy, addresses, folder)
+                yield TinkerStage(engine, use, sampler, proxy, addresses, folder)
             finally:
                 proxy.heal()
                 await engine.close()
 
 
-def _save_weights(url: str) -> Sequence[str]:
+def save_weights(url: str) -> Sequence[str]:
     """Train a model for a step, and return the addresses of its weights before and after."""
     client = tinker.ServiceClient(base_url=url, api_key=KEY)
     trainer = client.create_lora_training_client(BASE, rank=8).result()
