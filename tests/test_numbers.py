@@ -31,6 +31,7 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "learner": {"tasks": "t.json", "steps": 1, "groups_per_step": 1, "group_size": 2},
     "learner.eval.sets.0": {"name": "heldout", "tasks": "t.json"},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
+    "launcher.token_prices": {"prompt": 1.0, "sample": 1.0, "train": 1.0},
     "env_gateway.servers.0": {"url": "http://host"},
     "env_gateway.backends.openenv": {"url": "http://host"},
 }
@@ -43,6 +44,9 @@ ZERO_IS_MEANT = {
     "launcher.env_gateway.gpus": "what is there",
     "launcher.rollout.gpus": "what is there",
     "launcher.learner.gpus": "what is there",
+    "launcher.token_prices.prompt": "not billed",
+    "launcher.token_prices.sample": "not billed",
+    "launcher.token_prices.train": "not billed",
     "launcher.max_restarts": "the first failure is the last",
     "launcher.clean_s": "one look",
     "launcher.notify.tail_lines": "no log in a message",

@@ -21,7 +21,7 @@ from services.launcher.doctor.findings import Finding
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.run_spec import RunSpec, parse_spec
 from tests.deploy.test_memory import SHAPES
-from tests.support.doctor import sections
+from tests.support.doctor import sections, spec
 from tests.support.repository import ROOT
 from tests.support.sky_launches import VMS
 
@@ -94,18 +94,33 @@ def test_a_plan_shows_machines_and_prices_offline(
     assert "in launcher.max_hours, 10 h: $47.80 (env_gateway $2.00, learner $22.90" in printed
     assert "launcher.max_cost, $23.90, is reached in 5.0 h" in printed
     assert "warning" not in printed
-    tokens = "{prompt = 0.1, sample = 0.4, train = 0.3}"
-    changes += ["--learner.engine=tinker", f"--launcher.token_prices={tokens}"]
-    changes += ["--launcher.max_tokens=5000000", "--launcher.backend=sky"]
-    assert command.print_plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
-    printed = capsys.readouterr().out
-    assert "$0.1 of prompts, $0.4 sampled, $0.3 trained; launcher.max_cost includes" in printed
-    assert "launcher.max_tokens: 5,000,000" in printed
-    assert "memory: not computed, the weights are at the Tinker service" in printed
-    assert "warning: launcher.sky.learner requests GPUs, and with learner.engine" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["local-env_gateway.yaml", "local-learner.yaml", "local-rollout.yaml"]
     assert "sky" not in {name.partition(".")[0] for name in sys.modules}
+
+
+def test_a_plan_of_a_run_at_a_tinker_service_has_prices_of_tokens_and_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.spec_check, "check_spec", _content)
+    monkeypatch.setattr(command.plan_memory, "read_sections", _read_nothing)
+    content = spec(tmp_path, tmp_path, "learner.engine=tinker", "learner.lora.rank=8")
+    content["rollout"]["engine"] = {}
+    path = tmp_path / "run.json"
+    path.write_text(canonical_json(content))
+    gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
+    changes = [
+        "--launcher.backend=sky",
+        "--launcher.max_tokens=5000000",
+        "--launcher.token_prices={prompt = 0.1, sample = 0.4, train = 0.3}",
+        f"--launcher.sky.learner.any_of={gpu}",
+    ]
+    assert command.print_plan(path, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
+    printed = capsys.readouterr().out
+    assert "$0.1 of prompts, $0.4 sampled, $0.3 trained; launcher.max_cost is not set" in printed
+    assert "launcher.max_tokens: 5,000,000" in printed
+    assert "memory: not computed, the weights are at the Tinker service" in printed
+    assert "warning: launcher.sky.learner requests GPUs, and with learner.engine" in printed
 
 
 @pytest.fixture(scope="module")
