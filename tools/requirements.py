@@ -21,12 +21,13 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MACHINES = ("x86_64", "aarch64")
-_ENVIRONMENT = "sys_platform == 'linux' and platform_machine == '{}' and python_version < '3.12'"
+PYTHON = "3.11"
+_ENVIRONMENT = "sys_platform == 'linux' and platform_machine == '{}' and python_version == '{}'"
 _SURROUNDINGS = """
 [project]
 name = "requirements"
 version = "0"
-requires-python = ">=3.11"
+requires-python = ">={}"
 
 [tool.uv]
 environments = {}
@@ -47,6 +48,8 @@ class Pinned:
     path: str
     index: str | None = None
     machines: Sequence[str] = MACHINES
+    # What its packages ask for, if that is not ours.
+    python: str = PYTHON
 
     @property
     def options(self) -> list[str]:
@@ -65,6 +68,7 @@ class Profile:
     extras: Sequence[str]
     pinned_by: str
     machines: Sequence[str] = MACHINES
+    python: str = PYTHON
 
     @property
     def options(self) -> list[str]:
@@ -88,6 +92,9 @@ FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/openenv.txt"),
     # Next to those of cpu.txt.
     Pinned("requirements/tinker-client.txt", machines=("x86_64",)),
+    # SkyRL refuses Python 3.11, which it runs on: see the Makefile.
+    Pinned("requirements/skyrl.txt", machines=("x86_64",), python="3.12"),
+    Pinned("requirements/skyrl-libraries.txt", machines=("x86_64",)),
     Pinned("requirements/sky.txt"),
     Pinned("requirements/sky-clouds.txt"),
     Pinned("protos/requirements.txt"),
@@ -130,9 +137,7 @@ def rewrite_file(file: Pinned | Profile) -> None:
     """Rewrite a file with its packages' hashes from the index. Raises RequirementsError."""
     path = ROOT / file.path
     packages = tomllib.loads(_compile_lock(file))["packages"]
-    entries = sorted(
-        entry for package in packages for entry in _entry_lines(package, file.machines)
-    )
+    entries = sorted(entry for package in packages for entry in _entry_lines(package, file))
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     path.write_text("\n".join([*comment, *entries, ""]))
     print(f"{file.path}: {len(entries)} packages")
@@ -141,11 +146,12 @@ def rewrite_file(file: Pinned | Profile) -> None:
 def _compile_lock(file: Pinned | Profile) -> str:
     """Return the packages as a standard lock file (PEP 751)."""
     uv = Path(sys.executable).parent / "uv"
-    options = ("--universal", "--python-version", "3.11", "--format", "pylock.toml", "--quiet")
+    options = ("--universal", "--python-version", file.python, "--format", "pylock.toml", "--quiet")
     with tempfile.TemporaryDirectory() as folder:
         # Outside of this project, whose overrides apply only to its CPU profile.
-        environments = [_ENVIRONMENT.format(machine) for machine in file.machines]
-        (Path(folder) / "pyproject.toml").write_text(_SURROUNDINGS.format(environments))
+        environments = [_ENVIRONMENT.format(machine, file.python) for machine in file.machines]
+        surroundings = _SURROUNDINGS.format(file.python, environments)
+        (Path(folder) / "pyproject.toml").write_text(surroundings)
         done = subprocess.run(
             (str(uv), "pip", "compile", "-", *file.options, *options),
             cwd=folder,
@@ -159,9 +165,10 @@ def _compile_lock(file: Pinned | Profile) -> str:
     return done.stdout
 
 
-def _entry_lines(package: dict[str, Any], machines: Sequence[str]) -> Iterator[str]:
+def _entry_lines(package: dict[str, Any], file: Pinned | Profile) -> Iterator[str]:
     """Yield the lines of one package; none if Linux does not need it."""
-    wanting = [machine for machine in machines if _is_wanted(package.get("marker"), machine)]
+    marker, machines = package.get("marker"), file.machines
+    wanting = [machine for machine in machines if _is_wanted(marker, machine, file.python)]
     if not wanting:
         return
     digests = sorted(_fitting_digests(package, wanting))
@@ -173,14 +180,14 @@ def _entry_lines(package: dict[str, Any], machines: Sequence[str]) -> Iterator[s
     yield " \\\n".join([f"{package['name']}=={package['version']}{only}", *hashes])
 
 
-def _is_wanted(marker: str | None, machine: str) -> bool:
+def _is_wanted(marker: str | None, machine: str, python: str) -> bool:
     surroundings = {
         "sys_platform": "linux",
         "platform_system": "Linux",
         "os_name": "posix",
         "platform_machine": machine,
-        "python_version": "3.11",
-        "python_full_version": "3.11.14",
+        "python_version": python,
+        "python_full_version": f"{python}.14",
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
     }
