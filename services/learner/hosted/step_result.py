@@ -53,9 +53,8 @@ def make_result(
     updates = [each for each in answers if isinstance(each, Mapping)]
     stats = TokenStats(_first_logprobs(parts, scores), {}, {})
     examples = {example.row.index: example for example in prepared.examples}
-    losses = sum(found.metrics.get(_LOSS, 0.0) for found in scores[: len(parts)])
     own = {
-        "policy/loss": losses / max(1, len(prepared.mini_batches)),
+        **_loss_metrics(scores[: len(parts)], len(prepared.mini_batches)),
         **_update_metrics(updates),
         **advantage_metrics(prepared.advantages),
         **token_report.mismatch_metrics(stats, examples),
@@ -69,6 +68,12 @@ def make_result(
         versions=token_report.version_mismatches(batch, stats, examples),
         tokens=_of_whole_sequences(tokens, batch),
     )
+
+
+def _loss_metrics(first: Sequence[TargetScores], mini_batches: int) -> dict[str, float]:
+    """Return the mean loss of mini-batches if the service tells it, as SkyRL's does not."""
+    losses = [found.metrics[_LOSS] for found in first if _LOSS in found.metrics]
+    return {"policy/loss": sum(losses) / max(1, mini_batches)} if len(losses) == len(first) else {}
 
 
 def _update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -42,6 +42,8 @@ SAY_FIRST_S, SAY_S = 5.0, 60.0
 PAUSE_S = 5.0
 # Samplers of one request that the service has lost; each was opened anew.
 MOST_LOSSES = 3
+# Services may keep a seed in 32 bits, as SkyRL's do.
+SEEDS = 2**31
 _WRONG_KEY = (401, 403)
 _NAME = "the Tinker service"
 
@@ -126,18 +128,23 @@ class TinkerEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,
-            seed=derive_seed(sampling, len(token_ids)) if self._seeded else None,
+            seed=self._seed_of(sampling, len(token_ids)),
             stop=self._stop,
         )
         return await self._sample(token_ids, params, timeout_s)
+
+    def _seed_of(self, sampling: Sampling, length: int) -> int | None:
+        seed = derive_seed(sampling, length) if self._seeded else None
+        return seed and seed % SEEDS
 
     async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         prompt = tinker.ModelInput.from_ints(token_ids.tolist())
         found = await self._ask(self._find_served(), lambda one: one.compute_logprobs(prompt))
         # One token is sampled too, and nothing comes before the first.
         self._use.note_answer(len(token_ids), 1)
-        logprobs = np.array(found[1:], np.float32)
-        if len(found) != len(token_ids) or not np.isfinite(logprobs).all():
+        # Of the first, most services say that it has none; SkyRL's say nothing.
+        logprobs = np.array(found[len(found) == len(token_ids) :], np.float32)
+        if len(logprobs) != len(token_ids) - 1 or not np.isfinite(logprobs).all():
             raise EngineError(f"{_NAME} left out logprobs of a prompt")
         return np.minimum(logprobs, np.float32(0.0))
 

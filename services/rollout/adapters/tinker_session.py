@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
 import tinker
+from tinker import types
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+from tinker.lib.public_interfaces import sampling_client
 
 from services.common.adapters.tinker_service import Trouble, classify, describe, open_service
 from services.common.spec.spec import TinkerConfig
@@ -34,6 +36,8 @@ class TinkerSession:
     through the client, in the client's own thread."""
 
     def __init__(self, client: tinker.ServiceClient) -> None:
+        # Where the client turns an answer into its samples.
+        sampling_client._attach_sequence_ids = _without_ids  # pyright: ignore[reportPrivateUsage]
         self._client = client
         self._holder = client.holder
         self._session_id = self._holder.get_session_id()
@@ -109,6 +113,14 @@ class TinkerSession:
             self._troubles = kept
         if trouble and kind is not ClientConnectionPoolType.TELEMETRY:
             self._troubles[kind] = _Unanswered(time.monotonic(), trouble, reached)
+
+
+def _without_ids(
+    response: types.SampleResponse, sample_sequence_ids: list[str] | None
+) -> types.SampleResponse:
+    """Leave samples without ids: nothing here reads them, and SkyRL's server, of the protocol of
+    client 0.25, names none, for which the client would refuse its samples."""
+    return response
 
 
 def _read_trouble(error: Exception) -> str:

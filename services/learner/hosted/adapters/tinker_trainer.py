@@ -83,7 +83,18 @@ class TinkerTrainer:
         def load(client: tinker.ServiceClient) -> Any:
             return client.create_training_client_from_state_with_optimizer(address)
 
-        return await self._open("the saved model", load)
+        purpose = "the saved model"
+        try:
+            return await self._open(purpose, load)
+        except ServiceRefusedError as error:
+            if not isinstance(error.__cause__, tinker.UnprocessableEntityError):
+                raise
+        # SkyRL's server, which speaks the protocol of client 0.25, loads into a new model only.
+        model = await self.create_model()
+        await self._patiently(
+            purpose, lambda: self._client_from(1).load_state_with_optimizer(address)
+        )
+        return model
 
     async def _open(
         self, purpose: str, create: Callable[[tinker.ServiceClient], Any]
