@@ -22,6 +22,8 @@ from tests.learner.hosted.hosted_runs import started, train_batch
 
 pytestmark = [
     pytest.mark.skyrl,
+    # The server compiles at each first call.
+    pytest.mark.timeout(1800),
     # The client's threads and connections.
     pytest.mark.filterwarnings("ignore"),
 ]
