@@ -123,7 +123,7 @@ $(TINKER)/.installed: requirements/tinker-client.txt $(STAMP)
 	@touch $@
 
 test-skyrl: skyrl  ## run our engine and hosted ranks on SkyRL's Tinker server (3 minutes)
-	$(BIN)/python -m pytest -m skyrl --timeout 1800 tests/tinker/skyrl
+	$(BIN)/python -m pytest -m skyrl tests/tinker/skyrl
 
 skyrl: $(SKYRL)/.installed  ## create build/skyrl, SkyRL's Tinker server next to .venv's packages (560 MB)
 

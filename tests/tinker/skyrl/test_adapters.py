@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
 from services.common.spec.spec import TinkerConfig
+from services.common.weights.sampler_reference import read_reference
 from services.learner.hosted.hosted_ranks import HostedRanks
 from services.learner.hosted.step_book import FOLDER
 from services.learner.types import Publication as Published
@@ -21,6 +22,8 @@ from tests.learner.hosted.hosted_runs import started, train_batch
 
 pytestmark = [
     pytest.mark.skyrl,
+    # The server compiles at each first call.
+    pytest.mark.timeout(1800),
     # The client's threads and connections.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -68,6 +71,7 @@ async def test_a_step_reaches_the_engine(skyrl_url: str, tmp_path: Path) -> None
         result = await ranks.train_step(train_batch(1))
         second = await ranks.publish_weights(1)
         second_scores = await serve(engine, second)
+        addresses = [read_reference(first.path), read_reference(second.path)]
         after = await engine.generate(PROMPT, Sampling(1.0, seed=2**62 + 1), 8)
 
     assert first_scores == pytest.approx(first.canary_logprobs, abs=CLOSE)
@@ -83,6 +87,10 @@ async def test_a_step_reaches_the_engine(skyrl_url: str, tmp_path: Path) -> None
     ]
     assert result.metrics["policy/updates"] == 1
     assert result.metrics["tokens/trained"] > 0
+    assert [address.split("/", 3)[3] for address in addresses] == [
+        "sampler_weights/step-000000",
+        "sampler_weights/step-000001",
+    ]
     # What this server does not tell is absent.
     assert "policy/loss" not in result.metrics
 

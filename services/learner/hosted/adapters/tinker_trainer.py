@@ -255,9 +255,15 @@ def _answer_of(order: Order, answer: Any) -> Answer:
         found = [np.array(each["logprobs"].data, np.float32) for each in answer.loss_fn_outputs]
         return TargetScores(found, dict(answer.metrics))
     if isinstance(order, SaveOrder):
-        return str(answer.path)
+        return _with_kind(str(answer.path))
     metrics: Mapping[str, float] | None = getattr(answer, "metrics", None)
     return dict(metrics or {})
+
+
+def _with_kind(address: str) -> str:
+    """Return an address by which saves are deleted: SkyRL's server names no kind for samplers'."""
+    model, name = address.rsplit("/", 1)
+    return address if model.count("/") > 2 else f"{model}/sampler_weights/{name}"
 
 
 async def _show_life(holder: InternalClientHolder, session_id: str) -> None:
