@@ -76,7 +76,8 @@ def describe(error: BaseException) -> str:
 
 
 async def open_service(config: TinkerConfig, *, run_id: str) -> tinker.ServiceClient:
-    """Open a session with the service. Raises ConfigError without a key, and the client's errors.
+    """Return a client of the service; its first call opens a session, and blocks meanwhile. Raises
+    ConfigError without a key.
 
     Example: `client = await open_service(policy.tinker, run_id=runtime.run_id)`."""
     if not os.environ.get(KEY_VARIABLE):

@@ -326,11 +326,11 @@ class HostedRanks:
         gone = tuple(each for each in known if each not in kept)
         self._book.write(states=states, published=published, superseded=page.superseded + gone)
         await self._delete_superseded()
-        if published:
+        if states and published:
             _log.info(
                 "the trained weights stay at the service",
-                address=published[0].address,
-                download=f"tinker checkpoint download {published[0].address}",
+                sampler=published[0].address,
+                download=f"tinker checkpoint download {states[-1].address}",
             )
 
 
