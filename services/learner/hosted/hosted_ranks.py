@@ -18,18 +18,18 @@ from services.learner.config.learner import LearnerConfig
 from services.learner.hosted import datums, saved_states, step_result
 from services.learner.hosted.ports import (
     Answer,
+    HostedService,
     Order,
     SaveOrder,
     ServiceGoneError,
     ServiceRefusedError,
-    TrainingService,
 )
 from services.learner.hosted.step_book import (
     FinishedStep,
+    KeptState,
     Kind,
     Pending,
     Published,
-    SavedState,
     StepBook,
 )
 from services.learner.ports import RankError
@@ -70,7 +70,7 @@ class HostedRanks:
     """The run's model at a service: one call at a time, as with ranks."""
 
     def __init__(
-        self, site: HostedSite, config: LearnerConfig, service: TrainingService, book: StepBook
+        self, site: HostedSite, config: LearnerConfig, service: HostedService, book: StepBook
     ) -> None:
         self._site = site
         self._config = config
@@ -247,13 +247,13 @@ class HostedRanks:
         )
         return asyncio.create_task(_write_checkpoint(directory, state))
 
-    async def _save_state(self, version: int) -> SavedState:
+    async def _save_state(self, version: int) -> KeptState:
         orders = [SaveOrder(_save_name(version), "state")]
         (address,), following = await self._carry_out("state", version, orders)
         page = self._book.page
         assert isinstance(address, str)
         assert page.model is not None
-        saved = SavedState(version, address, page.model.model_id)
+        saved = KeptState(version, address, page.model.model_id)
         # The oldest one is a checkpoint until this one is.
         kept = (*page.states, saved)[-self._most_states - 1 :]
         gone = tuple(each.address for each in page.states if each not in kept)

@@ -39,7 +39,7 @@ Order = TargetBatch | AdamUpdate | SaveOrder
 Answer = TargetScores | Mapping[str, float] | str
 
 
-class TrainingService(Protocol):
+class HostedService(Protocol):
     """One session with the service, and one model in it.
 
     Every method waits while the service is away or refuses for now. Raises ServiceGoneError and

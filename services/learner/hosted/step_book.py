@@ -49,7 +49,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class KeptState:
     """Weights and optimizer that were saved."""
 
     version: int
@@ -86,7 +86,7 @@ class Page:
     pending: Pending | None = None
     # Oldest first.
     published: tuple[Published, ...] = ()
-    states: tuple[SavedState, ...] = ()
+    states: tuple[KeptState, ...] = ()
     # Addresses to delete.
     superseded: tuple[str, ...] = ()
     # Tokens trained on over all starts of the run, those of repeated steps included.
@@ -148,7 +148,7 @@ class StepBook:
         found = [each for each in self.page.published if each.current and each.version == version]
         return found[-1] if found else None
 
-    def find_state(self, version: int) -> SavedState | None:
+    def find_state(self, version: int) -> KeptState | None:
         """Return the state of a version that the present model has saved, if it is kept."""
         model = self.page.model
         for state in self.page.states:

@@ -52,14 +52,17 @@ async def service_url(tmp_path: Path, model_folder: Path) -> AsyncGenerator[str]
     "algorithm",
     [
         {"loss": "ppo_clip", "epochs": 2, "mini_batches": 2},
-        {"loss": "gspo", "reduction": "sequence_mean"},
-        {
-            "loss": "cispo",
-            "advantage": "dr_grpo",
-            "reduction": "sequence_mean_token_sum_norm",
-            "norm_tokens": 50,
-        },
-        {"loss": "importance_sampling", "advantage": "rloo"},
+        pytest.param({"loss": "gspo", "reduction": "sequence_mean"}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "loss": "cispo",
+                "advantage": "dr_grpo",
+                "reduction": "sequence_mean_token_sum_norm",
+                "norm_tokens": 50,
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"loss": "importance_sampling", "advantage": "rloo"}, marks=pytest.mark.slow),
     ],
 )
 async def test_a_service_makes_the_steps_of_own_ranks(

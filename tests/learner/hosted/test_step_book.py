@@ -5,7 +5,7 @@ import pytest
 
 from services.common.rpc.errors import ConfigError
 from services.learner.hosted.ports import HostedModel
-from services.learner.hosted.step_book import FinishedStep, Pending, Published, SavedState, StepBook
+from services.learner.hosted.step_book import FinishedStep, KeptState, Pending, Published, StepBook
 from services.learner.types import Standing, StepResult, StepTokens
 
 MODEL = HostedModel("s", "s:train:0")
@@ -24,7 +24,7 @@ def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
     pending = Pending("step", 2, 5, "digest")
     published = Published(0, "tinker://a", (0.5, -1.25))
     book.finish_step(FinishedStep(1, "data", result_of(0.25), 3, 100))
-    book.write(pending=pending, published=(published,), states=(SavedState(1, "b", "m"),))
+    book.write(pending=pending, published=(published,), states=(KeptState(1, "b", "m"),))
     again = StepBook(tmp_path, "run")
     assert again.page == book.page
     assert (again.page.version, again.page.next_order, again.page.trained_tokens) == (1, 3, 100)
@@ -55,7 +55,7 @@ def test_a_new_model_has_only_what_was_published_of_its_version(tmp_path: Path) 
     book = StepBook(tmp_path, "run")
     book.begin_model(MODEL, 0)
     published = tuple(Published(version, f"tinker://{version}", ()) for version in (0, 1, 2))
-    states = (SavedState(1, "tinker://state", MODEL.model_id),)
+    states = (KeptState(1, "tinker://state", MODEL.model_id),)
     book.write(version=2, published=published, states=states)
     assert book.find_state(1) == states[0]
     book.begin_model(OTHER, 1)

@@ -1,4 +1,4 @@
-"""The service through Tinker's own client. Implements `hosted.ports.TrainingService`.
+"""The service through Tinker's own client. Implements `hosted.ports.HostedService`.
 
 The client numbers a model's orders from 1 on in each process; a later process goes on with the
 numbers of an earlier one, and repeats them if need be. That takes three of the client's internals,
