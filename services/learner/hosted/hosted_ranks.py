@@ -162,6 +162,8 @@ class HostedRanks:
         counts = {
             "policy/lr": adam.learning_rate,
             "policy/truncated": float(count),
+            # Nothing here has seen the weights.
+            "policy/verified": 0.0,
             "tokens/trained": float(tokens),
             "tokens/sampled": float(sampled),
             "tokens/prompt": float(prompts),

@@ -212,6 +212,8 @@ async def test_sequences_beyond_the_context_are_cut(front: HostedFront, tmp_path
     async with started(tmp_path, front.url) as ranks:
         result = await ranks.train_step(batch)
     assert result.metrics["policy/truncated"] == len(long) > 0
+    assert result.metrics["policy/verified"] == 0
+    assert not {"policy/entropy", "policy/clip_ratio", "policy/post_update_kl"} & {*result.metrics}
     assert result.tokens is not None
     for sequence, logprobs in zip(batch.sequences, result.tokens.logprobs, strict=True):
         kept = int(sequence.policy_mask[:64].sum())
