@@ -1,5 +1,6 @@
-"""The demo, sampled and trained by a Tinker service in place of engines and ranks of its own:
-by its most likely answers the policy comes as far."""
+"""The demo, sampled and trained by a Tinker service in place of engines and ranks of its own. The
+policy comes as far as with adapters on own ranks; by its most likely answers, as far as the demo
+with all weights. (At T = 1 adapters stay behind those: the head, which sharpens, is not adapted.)"""
 
 import asyncio
 from pathlib import Path
@@ -28,8 +29,10 @@ OVERRIDES = (
     *("--learner.engine=tinker", "--rollout.engine={}", "--learner.lora.rank=32"),
     *("--learner.optimizer.lr=5e-3", f"--policy.tinker.model={POLICY}"),
 )
-# The lower end of the 95 % interval of the demo's lowest result in the README, 87.0 % of 192 tasks.
-REACHED = 0.815
+# Lower ends of 95 % intervals: of the demo's lowest greedy result in the README, 87.0 % of 192 tasks;
+# and at T = 1 of own ranks with the same adapters, 74.5 %: `flotilla train deploy/runs/local.toml
+# --learner.lora.rank=32 --learner.optimizer.lr=5e-3`.
+REACHED_GREEDY, REACHED = 0.815, 0.679
 
 
 async def test_the_demo_learns_at_a_tinker_service(
@@ -46,5 +49,6 @@ async def test_the_demo_learns_at_a_tinker_service(
     before, after = run.summary["eval"]["before"], run.summary["eval"]["after"]
     assert run.summary["steps"] == STEPS
     assert before["greedy_pass_at_1"] == 0
-    assert after["greedy_pass_at_1"] >= REACHED
+    assert after["greedy_pass_at_1"] >= REACHED_GREEDY
+    assert after["pass_at_1"] >= REACHED
     assert after["ci95"][0] > before["ci95"][1]

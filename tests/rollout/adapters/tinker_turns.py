@@ -19,6 +19,7 @@ from services.rollout.work.service_use import ServiceUse
 from services.tinker.types import SampleOrder, SampleResult
 from tests.support.faulty_tinker import FaultyTinker, faulty_tinker
 from tests.support.tinker_front import KEY, serving_front
+from tests.support.tinker_sessions import end_sessions
 from tests.tinker.work.desk_doubles import BASE, ScriptedEngine, ScriptedTrainer
 
 # The client leaves connections to garbage collection.
@@ -108,6 +109,7 @@ async def staged_engine(folder: Path) -> AsyncGenerator[TinkerStage]:
             finally:
                 proxy.heal()
                 await engine.close()
+                end_sessions()
 
 
 def save_weights(url: str) -> Sequence[str]:
