@@ -219,7 +219,8 @@ def _engine_dead(error: Exception) -> Exception:
 
 def _make_status(service: "RolloutService") -> ReplicaStatus:
     ready = service.phase in ("sampling", "updating", "waiting")
-    return ReplicaStatus(service.phase, ready, metrics=service.collect_metrics())
+    metrics = service.collect_metrics()
+    return ReplicaStatus(service.phase, ready, metrics=metrics, alarms=service.alarms)
 
 
 async def _keep_reporting(

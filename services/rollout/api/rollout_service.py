@@ -12,9 +12,11 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.policy import PolicyId
+from services.common.process.run_membership import RaisedAlarm
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.text.parsing import ParseError, TextLimits, parse_json
+from services.rollout.api.service_alarm import list_alarms
 from services.rollout.episodes.episode import Attempt, AttemptRunner
 from services.rollout.ports import EngineError
 from services.rollout.types import Sampling
@@ -72,6 +74,10 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         if self._policy() is None:
             return "attaching"
         return "sampling" if self._burn_in.over else "burn-in"
+
+    @property
+    def alarms(self) -> list[RaisedAlarm]:
+        return list_alarms(self._use, loop_time())
 
     def collect_metrics(self) -> dict[str, float]:
         totals = self._worker.totals

@@ -12,6 +12,8 @@ class ServiceUse:
     sampled_tokens: int = 0
     # What is waited for; empty while the service answers.
     reason: str = ""
+    # What it was when the present wait, or the last one, began.
+    first_reason: str = ""
     _since: float = 0.0
     _ended_waits_s: float = 0.0
 
@@ -22,7 +24,7 @@ class ServiceUse:
     def note_state(self, reason: str, now: float) -> None:
         """Note what is waited for now; nothing if the reason is empty."""
         if not self.reason:
-            self._since = now
+            self.first_reason, self._since = reason, now
         elif not reason:
             self._ended_waits_s += now - self._since
         self.reason = reason

@@ -76,10 +76,12 @@ def open_ranks(
     memory.mkdir(parents=True, exist_ok=True)
     policy = policy_config(url, **tinker)
     site = HostedSite("run", memory, policy, VOCABULARY)
+    config = config or learner_config()
+    rank = config.lora.rank if config.lora else 0
     service = TinkerTrainer(
-        policy.tinker, site.base_model, 8, 7, "run", note_progress=note_progress
+        policy.tinker, site.base_model, rank, 7, "run", note_progress=note_progress
     )
-    return HostedRanks(site, config or learner_config(), service, StepBook(run_dir, "run"))
+    return HostedRanks(site, config, service, StepBook(run_dir, "run"))
 
 
 @asynccontextmanager

@@ -144,6 +144,19 @@ async def test_without_session_and_checkpoint_the_first_policy_keeps_its_address
         assert (await second.publish_weights(0)).fingerprint == published.fingerprint
 
 
+async def test_another_rank_is_refused_even_before_the_first_checkpoint(
+    front: HostedFront, tmp_path: Path
+) -> None:
+    async with started(tmp_path, front.url) as ranks:
+        await ranks.train_step(train_batch(1))
+    other = open_ranks(tmp_path, front.url, learner_config(lora={"rank": 4}))
+    with pytest.raises(ConfigError, match="learner.lora.rank: 4, but the run trains 8"):
+        await other.start_ranks(None)
+    await other.close()
+    async with started(tmp_path, front.url) as ranks:
+        assert page_of(tmp_path)["version"] == 1
+
+
 async def test_a_model_that_goes_away_in_a_step_is_made_again_at_the_next_start(
     front: HostedFront, tmp_path: Path
 ) -> None:

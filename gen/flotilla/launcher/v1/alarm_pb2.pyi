@@ -41,7 +41,7 @@ global___AlarmSeverity = AlarmSeverity
 
 @typing.final
 class Alarm(google.protobuf.message.Message):
-    """An alarm of the learner, or of an env_gateway. `rule` and `scope` together
+    """An alarm of a service. `rule` and `scope` together
     name it: it is raised once, and cleared when its cause is gone.
     """
 
@@ -61,8 +61,8 @@ class Alarm(google.protobuf.message.Message):
     """
     severity: global___AlarmSeverity.ValueType
     step: builtins.int
-    """Step of the run when the alarm was raised; an env_gateway sends 0, and the
-    launcher fills in the learner's.
+    """Step of the run when the alarm was raised; services other than the learner
+    send 0, and the launcher fills in the learner's.
     """
     cause: builtins.str
     """The problem, with figures; one line of printable characters."""

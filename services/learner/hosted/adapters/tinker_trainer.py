@@ -131,6 +131,12 @@ class TinkerTrainer:
         self._info = await holder.run_coroutine_threadsafe(
             fetch_training_info(holder, model.model_id)
         )
+        found = self._info.lora_rank
+        if found not in (None, self._lora_rank):
+            raise ServiceRefusedError(
+                f"learner.lora.rank: {self._lora_rank}, but the run trains {found}: set it to"
+                " that, or start a new run"
+            )
 
     async def carry_out(
         self, orders: Sequence[Order], first: int, purpose: str
