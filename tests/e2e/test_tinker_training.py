@@ -1,6 +1,6 @@
 """The demo, sampled and trained by a Tinker service in place of engines and ranks of its own. The
 policy comes as far as with adapters on own ranks; by its most likely answers, as far as the demo
-with all weights. (At T = 1 adapters stay behind those: the head, which sharpens, is not adapted.)"""
+with all weights. At T = 1 adapters stay behind those: the head, which sharpens, is not adapted."""
 
 import asyncio
 from pathlib import Path
@@ -29,9 +29,9 @@ OVERRIDES = (
     *("--learner.engine=tinker", "--rollout.engine={}", "--learner.lora.rank=32"),
     *("--learner.optimizer.lr=5e-3", f"--policy.tinker.model={POLICY}"),
 )
-# Lower ends of 95 % intervals: of the demo's lowest greedy result in the README, 87.0 % of 192 tasks;
-# and at T = 1 of own ranks with the same adapters, 74.5 %: `flotilla train deploy/runs/local.toml
-# --learner.lora.rank=32 --learner.optimizer.lr=5e-3`.
+# Lower ends of 95 % intervals: of the demo's lowest greedy result in the README, 87.0 % of 192
+# tasks; and at T = 1 of own ranks with the same adapters, 74.5 %: `flotilla train
+# deploy/runs/local.toml --learner.lora.rank=32 --learner.optimizer.lr=5e-3`.
 REACHED_GREEDY, REACHED = 0.815, 0.679
 
 
