@@ -1,5 +1,5 @@
-"""The demo, sampled and trained by a Tinker service in place of engines and ranks of its own. The
-policy comes as far as with adapters on own ranks; by its most likely answers, as far as the demo
+"""The demo through emulated Fleet interfaces, sampled and trained by a Tinker service in place of
+engines and ranks of its own. The policy comes as far as with adapters on own ranks; by its most likely answers, as far as the demo
 with all weights. At T = 1 adapters stay behind those: the head, which sharpens, is not adapted."""
 
 import asyncio
@@ -26,6 +26,7 @@ SERVED = {
 }
 # Adapters take a larger rate than the whole model.
 OVERRIDES = (
+    "--env_gateway.backend=fleet",
     *("--learner.engine=tinker", "--rollout.engine={}", "--learner.lora.rank=32"),
     *("--learner.optimizer.lr=5e-3", f"--policy.tinker.model={POLICY}"),
 )
