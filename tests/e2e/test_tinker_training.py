@@ -1,6 +1,7 @@
 """The demo through emulated Fleet interfaces, sampled and trained by a Tinker service in place of
-engines and ranks of its own. The policy comes as far as with adapters on own ranks; by its most likely answers, as far as the demo
-with all weights. At T = 1 adapters stay behind those: the head, which sharpens, is not adapted."""
+engines and ranks of its own. The policy comes as far as with adapters on own ranks; by its most
+likely answers, as far as the demo with all weights. At T = 1 adapters stay behind those: the head,
+which sharpens, is not adapted."""
 
 import asyncio
 from pathlib import Path
