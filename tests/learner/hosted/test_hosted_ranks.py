@@ -150,7 +150,7 @@ async def test_another_rank_is_refused_even_before_the_first_checkpoint(
     async with started(tmp_path, front.url) as ranks:
         await ranks.train_step(train_batch(1))
     other = open_ranks(tmp_path, front.url, learner_config(lora={"rank": 4}))
-    with pytest.raises(ConfigError, match="learner.lora.rank: 4, but the run trains 8"):
+    with pytest.raises(ConfigError, match=r"learner\.lora\.rank: 4, but the run trains 8"):
         await other.start_ranks(None)
     await other.close()
     async with started(tmp_path, front.url) as ranks:
