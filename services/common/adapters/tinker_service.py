@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import tinker
 from tinker import types
+from tinker._client import AsyncTinker
 from tinker.lib.retryable_exception import RetryableException
 
 from services.common.rpc.errors import ConfigError
@@ -24,6 +25,7 @@ URL_VARIABLE = "TINKER_BASE_URL"
 
 _log = get_logger(__name__)
 _GONE = (404, 410)
+_ANSWER_S = 10.0
 _WAIT = (402, 408, 409, 425, 429)
 
 
@@ -68,6 +70,9 @@ def describe(error: BaseException) -> str:
     """Return a failure in words, with what to do about it where only the user can."""
     status = getattr(error, "status_code", None)
     text = redact(str(error) or type(error).__name__)
+    if isinstance(error, tinker.APIConnectionError) and error.__cause__ is not None:
+        # The client's own words name neither the address nor the cause.
+        return redact(f"{text} {error.__cause__}".strip())
     if status in (401, 403):
         return f"the Tinker service refuses the key in {KEY_VARIABLE}: {text}"
     if status == 402:
@@ -89,6 +94,18 @@ async def open_service(config: TinkerConfig, *, run_id: str) -> tinker.ServiceCl
     return await asyncio.to_thread(
         tinker.ServiceClient, {"flotilla_run": run_id}, display_name=run_id, base_url=config.url
     )
+
+
+async def find_silence(config: TinkerConfig) -> str:
+    """Return why the service does not answer now, asked by a request without a session; empty if
+    it answers."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            async with AsyncTinker(base_url=config.url, max_retries=0) as client:
+                await client.service.health_check()
+    except Exception as error:  # noqa: BLE001 - whatever the client raises, `classify` knows it
+        return describe(error) if classify(error) is Trouble.WAIT else ""
+    return ""
 
 
 class _Relay(logging.Handler):

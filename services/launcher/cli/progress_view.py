@@ -100,10 +100,13 @@ def format_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
 
 def _list_figures(board: RunBoard) -> dict[str, str]:
     """Return the board's headline metrics by heading; of a run that is billed by tokens also their
-    number and its cost."""
-    tokens = sum(count_tokens(board.cost).values())
-    billed = {"tokens": f"{tokens:,}", "cost": f"${board.cost.accrued:,.2f}"} if tokens else {}
-    return {**format_metrics(board.metrics), **billed}
+    number, and its cost if a price is known."""
+    figures = format_metrics(board.metrics)
+    if tokens := sum(count_tokens(board.cost).values()):
+        figures["tokens"] = f"{tokens:,}"
+        if board.cost.accrued:
+            figures["cost"] = f"${board.cost.accrued:,.2f}"
+    return figures
 
 
 class PlainView:

@@ -12,7 +12,7 @@ import numpy as np
 import tinker
 from numpy.typing import NDArray
 
-from services.common.adapters.tinker_service import Trouble, classify, describe
+from services.common.adapters.tinker_service import Trouble, classify, describe, find_silence
 from services.common.aio.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
 from services.common.rpc.deadlines import loop_time
@@ -83,6 +83,7 @@ class TinkerEngine:
         self._seeded = seeded
         self._sessions: list[TinkerSession] = []
         self._served: _Served | None = None
+        self._unopened = "no session could be opened yet"
         self._opening = asyncio.Lock()
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._looking = asyncio.create_task(self._keep_looking())
@@ -316,6 +317,9 @@ class TinkerEngine:
             waiting_s = use.waiting_s(now)
             if waiting_s >= SAY_FIRST_S and now - said >= SAY_S:
                 said = now
+                if not self._sessions and (silence := await find_silence(self._config)):
+                    self._unopened = f"no session could be opened yet: {silence}"
+                    self._look()
                 since = round(waiting_s)
                 log.warning("waiting for the Tinker service", since_s=since, reason=use.reason)
             if (most := self._config.patience_s) <= waiting_s:
@@ -328,6 +332,6 @@ class TinkerEngine:
     def _look(self) -> float:
         """Note what the service is waited for; return the seconds of all waits so far."""
         newest, now = self._sessions[-1] if self._sessions else None, loop_time()
-        reason = newest.trouble if newest else "no session could be opened yet"
+        reason = newest.trouble if newest else self._unopened
         self._use.note_state(reason, now)
         return self._use.waited_s(now)

@@ -85,3 +85,7 @@ def test_the_board_has_tokens_and_dollars_of_a_run_that_is_billed_by_tokens() ->
     console.print(draw_board(board))
     for line in console.export_text().split("\n", 1):
         assert "1,230,000" in line and "$1.50" in line
+    board.take_event(pb.WatchRunResponse(event=4, cost=pb.Cost(tokens=tokens)))
+    PlainView(console).show_board(board)
+    printed = console.export_text()
+    assert "1,230,000" in printed and "$" not in printed

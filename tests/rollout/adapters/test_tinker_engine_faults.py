@@ -192,12 +192,15 @@ async def test_weights_are_loaded_once_the_service_answers(stage: TinkerStage) -
     assert await loading == stage.engine.policy
 
 
-async def test_it_starts_once_the_service_answers(stage: TinkerStage) -> None:
+async def test_it_starts_once_the_service_answers(
+    stage: TinkerStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinker_engine, "SAY_FIRST_S", 0.0)
     stage.proxy.go_down()
     config, use = TinkerConfig(url=stage.proxy.url), ServiceUse()
     starting = asyncio.create_task(TinkerEngine.start_engine(config, "run-2", [STOP_ID], use))
     await until(lambda: stage.proxy.count("client/config") > 0)
-    assert use.reason == "no session could be opened yet"
+    await until(lambda: use.reason.startswith("no session could be opened yet: Connection error."))
     stage.proxy.heal()
     engine = await starting
     await until(lambda: use.reason == "")

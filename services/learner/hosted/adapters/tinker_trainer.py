@@ -20,7 +20,13 @@ from tinker.lib.retryable_exception import RetryableException
 from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.resources import training as training_resource
 
-from services.common.adapters.tinker_service import Trouble, classify, describe, open_service
+from services.common.adapters.tinker_service import (
+    Trouble,
+    classify,
+    describe,
+    find_silence,
+    open_service,
+)
 from services.common.aio.concurrency import cancel_tasks, wait_beside
 from services.common.spec.spec import TinkerConfig
 from services.common.telemetry.log import get_logger
@@ -128,15 +134,13 @@ class TinkerTrainer:
         )
         self._holder, self._model = holder, model
         await holder.run_coroutine_threadsafe(_show_life(holder, model.session_id))
-        self._info = await holder.run_coroutine_threadsafe(
-            fetch_training_info(holder, model.model_id)
-        )
-        found = self._info.lora_rank
-        if found not in (None, self._lora_rank):
+        info = await holder.run_coroutine_threadsafe(fetch_training_info(holder, model.model_id))
+        if info.lora_rank not in (None, self._lora_rank):
             raise ServiceRefusedError(
-                f"learner.lora.rank: {self._lora_rank}, but the run trains {found}: set it to"
-                " that, or start a new run"
+                f"learner.lora.rank: {self._lora_rank}, but the run trains {info.lora_rank}: set it"
+                " to that, or start a new run"
             )
+        self._info = info
 
     async def carry_out(
         self, orders: Sequence[Order], first: int, purpose: str
@@ -241,9 +245,9 @@ class TinkerTrainer:
             )
 
     async def _find_silence(self) -> str:
-        """Return why the service does not answer; "" if it does, or there is no session yet."""
+        """Return why the service does not answer; "" if it does."""
         if self._holder is None or self._model is None:
-            return ""
+            return await find_silence(self._config)
         life = _show_life(self._holder, self._model.session_id)
         try:
             async with asyncio.timeout(_ANSWER_S):
