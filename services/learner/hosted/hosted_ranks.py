@@ -102,8 +102,8 @@ class HostedRanks:
             if saved is None:
                 raise RankError(str(error)) from error
             raise ConfigError(
-                f"{saved.address} is not at the service any more ({error}): restore another"
-                " checkpoint, or start a new run"
+                f"{saved.address} is not at the service any more ({error}): move {checkpoint} away,"
+                " and the run goes on from the checkpoint before it; or start a new run"
             ) from error
         except ServiceRefusedError as error:
             raise ConfigError(str(error)) from error

@@ -219,6 +219,21 @@ async def test_a_checkpoint_is_an_address(front: HostedFront, tmp_path: Path) ->
     assert front.trainer.count("save") == 1
 
 
+async def test_a_checkpoint_that_the_service_has_lost_says_how_to_go_on(
+    front: HostedFront, tmp_path: Path
+) -> None:
+    async with started(tmp_path, front.url) as ranks:
+        await ranks.train_step(train_batch(1))
+        checkpoint = await save(ranks, tmp_path, 1)
+    await end_session(front, tmp_path)
+    state = checkpoint / "tinker.json"
+    state.write_text(state.read_text().replace("step-000001", "step-000009"))
+    resumed = open_ranks(tmp_path, front.url)
+    with pytest.raises(ConfigError, match=f"step-000009 is not at.*move {checkpoint} away"):
+        await resumed.start_ranks(checkpoint)
+    await resumed.close()
+
+
 async def test_sequences_beyond_the_context_are_cut(front: HostedFront, tmp_path: Path) -> None:
     batch = train_batch(longest=90)
     long = [each for each in batch.sequences if len(each.token_ids) > 66]
