@@ -134,10 +134,13 @@ def check_budget(config: LauncherConfig, prices: Mapping[str, float], cost: Cost
         )
     if config.max_cost is None:
         return
+    left = config.max_cost - cost.accrued
+    if left <= 0:
+        spent = f"${cost.accrued:,.2f} of ${config.max_cost:,.2f} are spent"
+        raise OverBudgetError(f"launcher.max_cost: {spent}; raise it")
     replicas = config.replica_counts()
     hourly = hourly_cost(prices, replicas)
-    left = config.max_cost - cost.accrued
-    if hourly <= left and left > 0:
+    if hourly <= left:
         return
     spent = f", of which ${cost.accrued:,.2f} are spent" if cost.accrued else ""
     raise OverBudgetError(

@@ -155,7 +155,8 @@ def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
 
 
 def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing_costs() -> None:
-    with pytest.raises(budget.OverBudgetError, match="no prices"):
+    spent = r"launcher\.max_cost: \$5\.00 of \$5\.00 are spent; raise it$"
+    with pytest.raises(budget.OverBudgetError, match=spent):
         budget.check_budget(LauncherConfig(max_cost=5.0), {}, Cost(5.0))
 
 
