@@ -16,6 +16,7 @@ from services.env_gateway.tools import tool_drift
 from services.learner.alarms import event_rules, learning_rules, task_rules
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
+from services.rollout.api import service_alarm
 from tests.learner.rank.test_critic import gae
 from tests.learner.tracking.tracked_learner import run_with
 from tests.support.fake_ranks import FakeRanks
@@ -181,4 +182,6 @@ def test_every_alarm_is_documented() -> None:
         alarms.REFUSED_KEY,
         tool_drift.TOOLS_CHANGED,
         tool_drift.VERSION_CHANGED,
+        # Of a rollout at a Tinker service.
+        service_alarm.SERVICE_AWAY,
     }
