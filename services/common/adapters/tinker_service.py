@@ -16,12 +16,11 @@ from tinker._client import AsyncTinker
 from tinker.lib.retryable_exception import RetryableException
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import TinkerConfig
+from services.common.spec.spec import TINKER_KEY, TinkerConfig
 from services.common.telemetry.log import get_logger
 from services.common.text.redaction import redact
 
-KEY_VARIABLE = "TINKER_API_KEY"
-URL_VARIABLE = "TINKER_BASE_URL"
+KEY_VARIABLE = TINKER_KEY
 
 _log = get_logger(__name__)
 _GONE = (404, 410)

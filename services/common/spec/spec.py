@@ -15,6 +15,10 @@ SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher", "tinker")
 SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
 
 
+# Variables of Tinker's client, by which a run at a service finds and may use it.
+TINKER_KEY, TINKER_URL = "TINKER_API_KEY", "TINKER_BASE_URL"
+
+
 class TinkerConfig(ConfigModel):
     """The Tinker service of a run with `learner.engine = "tinker"`."""
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import TINKER_KEY
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.state import LEARNER, ROLLOUT
 
 ENGINE = 'learner.engine = "tinker"'
-KEY_VARIABLE = "TINKER_API_KEY"
+KEY_VARIABLE = TINKER_KEY
 # Said at the start of every such run, and by the doctor.
 LIMITS = (
     "the service computes the losses: of its own kinds only, without KL and entropy terms, and no"

@@ -7,6 +7,7 @@ import httpx
 from pydantic import BaseModel
 
 from services.common.adapters.bounded_http import ask, object_of, open_client
+from services.common.spec.spec import TINKER_URL
 from services.launcher.backends.sky.cost_estimate import list_idle_gpus
 from services.launcher.config.tinker_rules import ENGINE, KEY_VARIABLE, LIMITS
 from services.launcher.doctor.findings import (
@@ -47,7 +48,7 @@ async def probe_tinker(context: RunContext) -> list[Finding]:
     """Check that the service answers, takes the key, and trains and samples the base model."""
     if not context.plan.uses_tinker:
         raise NotApplicableError(f"without {ENGINE} there is no Tinker service")
-    at = context.shared.policy.tinker.url or context.environ.get("TINKER_BASE_URL")
+    at = context.shared.policy.tinker.url or context.environ.get(TINKER_URL)
     url = (at or HOSTED_URL).rstrip("/")
     return [
         _check_model(context, url, await _list_models(context, url)),
