@@ -16,13 +16,16 @@ Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class ScreenConfig(ConfigModel):
-    """Presentation of the tool `computer` to the policy.
+    """Presentation of a screen to the policy.
 
-    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels.
-    With "relative1000" the policy points in thousandths of the screen, as Qwen's vision
-    models do."""
+    `vocabulary`: names of the actions that the policy is offered, whatever the environment's tools
+    speak; absent: the environment's. `coordinates`: the policy points in pixels of the picture that
+    it sees, in thousandths of the screen, or with numbers from 0 to 1; absent: as the policy's
+    model was trained to, else as the vocabulary has it. `max_side`: pictures are scaled down, in
+    proportion, until no side is longer; pixels."""
 
-    coordinates: Literal["pixels", "relative1000"] = "pixels"
+    vocabulary: Literal["fleet", "cua", "anthropic", "openai"] | None = None
+    coordinates: Literal["pixels", "relative1000", "normalized"] | None = None
     max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
 
 
