@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import PlacedPicture
 from services.common.weights.fingerprint import TensorEntry
 
 
@@ -42,6 +43,8 @@ class TrainSequence:
     stop_reason: StopReason = StopReason.DONE
     # Chosen by the engine, for the sequence's first tokens.
     experts: Experts | None = None
+    # In order.
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class TrainBatch:
     step: int
     sequences: tuple[TrainSequence, ...]
     settings: StepSettings = StepSettings()
+    # PNG or JPEG files that the sequences show, by hexadecimal SHA-256.
+    pictures: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from services.common.domain.attempts import Grade, NoGradeReason
     from services.common.domain.policy import PolicyId
     from services.common.domain.trajectory import Trajectory
+    from services.common.images.picture import ShownPicture
     from services.rollout.dialects.thinking import ThinkingMarks
     from services.rollout.dialects.turns import PlayedTurn, Reply, Turn
     from services.rollout.types import (
@@ -132,8 +133,11 @@ class Engine(Protocol):
         sampling: "Sampling",
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: "Sequence[ShownPicture]" = (),
     ) -> "Completion":
         """Sample one policy turn, up to the end-of-turn token (included) or `max_tokens`.
+
+        `pictures` are those whose runs stand in `token_ids`, in order.
 
         After `timeout_s` it returns the part sampled so far. Cancelling aborts the request. Raises
         EngineError."""
@@ -154,7 +158,9 @@ class Engine(Protocol):
         Raises TransportFailed, with the old ones still served; WeightsTorn; EngineDead."""
         ...
 
-    async def compute_logprobs(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+    async def compute_logprobs(
+        self, token_ids: "NDArray[np.int32]", pictures: "Sequence[ShownPicture]" = ()
+    ) -> "NDArray[np.float32]":
         """Return logprobs of tokens 1..n-1 given the tokens before them, at temperature 1."""
         ...
 

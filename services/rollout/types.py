@@ -12,6 +12,7 @@ from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
 from services.common.domain.task_text import write_task
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import Picture
 from services.common.weights.fingerprint import TensorEntry
 
 
@@ -23,6 +24,8 @@ class PromptFacts:
     current_date: str
     variables: Mapping[str, str]
     shown: tuple[str, ...] = ()
+    # Of the first observation, in order; the user's turn shows them after its text.
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def task(self) -> str:
@@ -212,10 +215,10 @@ class EpisodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool's answer: text parts, whether the environment ended the episode, and its reward for
+    """A tool's answer: its parts, whether the environment ended the episode, and its reward for
     this step, if any."""
 
     outcome: ToolOutcome
-    parts: tuple[str, ...]
+    parts: tuple[str | Picture, ...]
     done: bool = False
     reward: float | None = None

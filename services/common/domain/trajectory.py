@@ -1,6 +1,6 @@
 """One try at one attempt: its tokens, its outcome and its circumstances."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +24,8 @@ class Media:
     """An item that the policy saw at least in part: an image, or a truncated tool answer.
 
     `token_offset` is the first token of the run that shows it. `content` is the whole item, or
-    empty if it is not kept."""
+    empty if it is not kept here: the bytes of pictures are in `Trajectory.pictures`. `grid` is a
+    picture's patches in time, height and width."""
 
     sha256: str
     mime: str
@@ -158,6 +159,9 @@ class Trajectory:
     # The tools that the chat template was given, as a JSON array; empty if unknown. The journal
     # keeps them once, under the digest in `facts`.
     tools: bytes = field(default=b"", repr=False)
+    # PNG or JPEG files that its sequences show, by hexadecimal SHA-256; an empty one is known to
+    # the learner already. The journal keeps each once for its group.
+    pictures: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
 
     @property
     def is_graded(self) -> bool:

@@ -31,6 +31,34 @@ class TinkerConfig(ConfigModel):
     patience_s: Seconds = 3600.0
 
 
+class VisionConfig(ConfigModel):
+    """Pictures that the policy sees: those in observations of the environment.
+
+    The rollout shows them to its engine, and the learner trains on the same bytes."""
+
+    # Parts of the model that read pictures: "trained" updates them like all else.
+    tower: Literal["frozen", "trained"] = "frozen"
+    # What projects the tower's features into the text's embeddings (the merger).
+    projector: Literal["frozen", "trained"] = "frozen"
+    # Pictures of one conversation; another one ends the attempt.
+    max_images: int = Field(default=32, ge=1, le=4096)
+    # Bounds within which a picture is scaled, in place of those of the model's own processor.
+    min_pixels: int | None = Field(default=None, ge=1, le=2**28)
+    max_pixels: int | None = Field(default=None, ge=1, le=2**28)
+
+    @property
+    def is_trained(self) -> bool:
+        """True if features of a picture change with the policy."""
+        return "trained" in (self.tower, self.projector)
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        least, most = self.min_pixels, self.max_pixels
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"min_pixels: {least} are more than max_pixels, {most}")
+        return self
+
+
 class PolicyConfig(ConfigModel):
     """The trained and served model."""
 
@@ -48,6 +76,8 @@ class PolicyConfig(ConfigModel):
     # Repeats learner.lora.rank, so that engines load the model once and receive only its adapters;
     # if absent, they receive whole weights with adapters merged in. vLLM allows no higher rank.
     adapter_rank: int | None = Field(default=None, ge=1, le=512)
+    # Absent: the policy reads text only.
+    vision: VisionConfig | None = None
     # Only read with learner.engine = "tinker".
     tinker: TinkerConfig = TinkerConfig()
 

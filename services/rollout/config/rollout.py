@@ -208,8 +208,6 @@ class RolloutConfig(ServiceConfig):
     attempt_timeout_s: Seconds = 900.0
     call_timeout_s: Seconds = 90.0
     grade_timeout_s: Seconds = 120.0
-    # Show the policy the pictures in tools' answers, as tasks on screens need it.
-    images: bool = False
     # Renewal interval of leases and episodes; shorter for those that last less than 3 of it.
     renew_interval_s: Seconds = 5.0
     # Pause before a failed attempt is retried; doubles with each try.
@@ -322,17 +320,6 @@ class RolloutConfig(ServiceConfig):
             retry_pause_s=self.retry_pause_s,
             attempt_timeout_s=self.attempt_timeout_s,
         )
-
-    @model_validator(mode="after")
-    def _pictures_are_not_passed_on(self) -> Self:
-        if self.images:
-            raise ValueError(
-                "images: the engine is not given pictures yet: the policy reads `[image/png, 9"
-                " bytes]` where one is, no worker is leased a computer_use or browser_use task, and"
-                " the learner trains causal language models only; set images = false, and train on"
-                " tasks of other modalities (learner.select.modality)"
-            )
-        return self
 
     @model_validator(mode="after")
     def _block_size_fits_the_device(self) -> Self:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Literal, ParamSpec
 
+from services.common.images.picture import Picture
+
 P = ParamSpec("P")
 
 OK = "ok"
@@ -91,11 +93,16 @@ class Reply:
 
     item: ToolCall | ParseError | None
     outcome: str
-    parts: Sequence[str]
+    parts: Sequence[str | Picture]
 
     @property
     def text(self) -> str:
-        return "\n".join(self.parts)
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Pictures that the policy sees after the text, in order."""
+        return [part for part in self.parts if isinstance(part, Picture)]
 
 
 @dataclass(frozen=True, slots=True)
