@@ -28,6 +28,11 @@ class ScreenConfig(ConfigModel):
     coordinates: Literal["pixels", "relative1000", "normalized"] | None = None
     max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
 
+    def fill_coordinates(self, units: Literal["pixels", "relative1000"] | None) -> "ScreenConfig":
+        """Return the settings with the units that the policy's model points in, unless they name
+        others."""
+        return self if self.coordinates else self.model_copy(update={"coordinates": units})
+
 
 class EnvironmentConfig(ConfigModel):
     """Overrides for one environment; unset fields take the section's values. `verifier` is a
@@ -247,6 +252,20 @@ class EnvGatewayConfig(ConfigModel):
     def backend_of(self, env_key: str) -> SourceName:
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
+
+    def fill_coordinates(
+        self, units: Literal["pixels", "relative1000"] | None
+    ) -> "EnvGatewayConfig":
+        """Return the settings with every screen's coordinates those of the policy's model, unless
+        they name others."""
+        environments = {
+            key: each.model_copy(
+                update={"screen": each.screen and each.screen.fill_coordinates(units)}
+            )
+            for key, each in self.environments.items()
+        }
+        screen = self.screen.fill_coordinates(units)
+        return self.model_copy(update={"screen": screen, "environments": environments})
 
     def screen_config_of(self, env_key: str) -> ScreenConfig:
         environment = self.environments.get(env_key)

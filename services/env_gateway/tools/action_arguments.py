@@ -38,6 +38,10 @@ class Argument(ABC):
     def describe(self, units: Units) -> dict[str, Any]:
         """Return the properties' schemas."""
 
+    def fits(self, action: ScreenAction) -> bool:
+        """Return False for what the properties cannot say."""
+        return True
+
     def is_given(self, arguments: Arguments) -> bool:
         return any(arguments.get(name) is not None for name in self.names)
 
@@ -141,10 +145,13 @@ class KeysArgument(Argument):
 class DirectionArgument(Argument):
     """A scroll as a direction and a number of notches; without a number, 3."""
 
+    def fits(self, action: ScreenAction) -> bool:
+        return not all(action.scroll)
+
     def read(self, arguments: Arguments, units: Units) -> Mapping[str, Any]:
         direction, amount = (arguments.get(name) for name in self.names)
         amount = 3 if amount is None else amount
-        if direction not in _DIRECTIONS:
+        if not isinstance(direction, str) or direction not in _DIRECTIONS:
             raise TaskError(f"{self.names[0]} must be one of: {', '.join(_DIRECTIONS)}")
         if not _is_whole(amount, 0, _MOST_NOTCHES):
             raise TaskError(f"{self.names[1]} must be a whole number from 0 to {_MOST_NOTCHES}")

@@ -208,7 +208,14 @@ VOCABULARIES: Mapping[VocabularyName, Vocabulary] = {
 }
 
 # What models were trained to point with, by a part of their name or type; the first that fits.
-FAMILY_UNITS: tuple[tuple[str, Literal["pixels", "relative1000"]], ...] = (
+_FAMILIES: tuple[tuple[str, Literal["pixels", "relative1000"]], ...] = (
     ("qwen2-5-vl", "pixels"),
     ("qwen3-vl", "relative1000"),
 )
+
+
+def find_family_units(model: str) -> Literal["pixels", "relative1000"] | None:
+    """Return how the family of a model points, by its name, its folder's, or its `model_type`; None
+    for families that are not known to point in any units."""
+    plain = model.lower().replace("_", "-").replace(".", "-")
+    return next((units for part, units in _FAMILIES if part in plain), None)

@@ -27,6 +27,7 @@ Kind = Literal[
 # Fractions of the screen's width and height.
 Point = tuple[Fraction, Fraction]
 LOOKS = ("screenshot", "cursor_position")
+_SHOWN = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Units:
             raise TaskError(f"{name} must be [x, y], two numbers")
         found = (Fraction(x) / self.width, Fraction(y) / self.height)
         if not all(0 <= part < 1 or (part == 1 and self.is_normalized) for part in found):
-            raise TaskError(f"{name} [{x:g}, {y:g}] is not on the screen: {self.rule}")
+            raise TaskError(f"{name} [{_show(x)}, {_show(y)}] is not on the screen: {self.rule}")
         return found
 
     def place_point(self, point: Point) -> tuple[float, float]:
@@ -89,3 +90,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _show(value: float) -> str:
+    return f"{value:g}" if abs(value) < _SHOWN else "a huge number"

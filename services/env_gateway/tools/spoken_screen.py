@@ -74,15 +74,16 @@ class SpokenScreen:
         return steps
 
     def find_steps(self, action: ScreenAction) -> tuple[Step, ...] | None:
-        """Return the calls that do an action: one, or those of simpler actions."""
+        """Return the calls that do an action: one, or as few as those of simpler actions are."""
         for verb in self.vocabulary.verbs:
             if verb.name in self._verbs and (step := self._write_step(verb, action)):
                 return (step,)
+        ways: list[tuple[Step, ...]] = []
         for way in _simplify_action(action):
             parts = [self.find_steps(simpler) for simpler in way]
             if None not in parts:
-                return tuple(step for part in parts if part for step in part)
-        return None
+                ways.append(tuple(step for part in parts if part for step in part))
+        return min(ways, key=len, default=None)
 
     def _write_step(self, verb: Verb, action: ScreenAction) -> Step | None:
         """Return the call of a verb that does exactly this action, if it can."""
@@ -97,13 +98,15 @@ class SpokenScreen:
         untold = action.changed_fields() - {*verb.says} - _OPTIONAL
         for argument in verb.arguments:
             lacks = any(getattr(action, name) in (None, ()) for name in argument.fields)
-            if lacks and argument.required:
+            if (lacks and argument.required) or not argument.fits(action):
                 return None
             told = not declared or {*argument.names} <= {*declared}
             if told and (not lacks or argument.fields == ("seconds",)):
                 arguments |= argument.write(action, self.units)
                 untold -= {*argument.fields}
-        return None if untold else Step(tool, arguments, action.kind in LOOKS)
+        chosen = {name: _choices(declared, name) for name in arguments}
+        known = all(arguments[name] in values for name, values in chosen.items() if values)
+        return Step(tool, arguments, action.kind in LOOKS) if known and not untold else None
 
     def convert_points(self, arguments: Mapping[str, Any], units: Units) -> dict[str, Any]:
         """Return a call in this vocabulary with its points in this screen's units, of `units`.
@@ -127,7 +130,7 @@ class SpokenScreen:
 
 
 def _simplify_action(action: ScreenAction) -> Iterator[Sequence[ScreenAction]]:
-    """Yield ways to do an action by simpler ones, the closest first."""
+    """Yield ways to do an action by simpler ones."""
     right, down = action.scroll
     if right and down:
         yield [replace(action, scroll=(right, 0)), replace(action, scroll=(0, down), point=None)]
