@@ -56,6 +56,11 @@ class Desks:
             raise LookupError(instance_id)
         return CountedTools(record.instance, self._plan, self._counters)
 
+    def list_actions(self, instance_id: str) -> list[dict[str, Any]]:
+        """Return what `computer` did at an instance's own screen, the newest last."""
+        computer = self._computers.get(instance_id)
+        return [] if computer is None else [*computer.log]
+
     def get_all_tools(self, instance_id: str) -> Tools:
         """Return the app's tools and `computer`; an app that draws its own screens has that."""
         own = self.get_own_tools(instance_id)
