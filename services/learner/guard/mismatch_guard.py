@@ -338,4 +338,5 @@ async def load_guard(
 
 
 def _samples_to_batch(chosen: Sequence[RescoredSample], version: int) -> TrainBatch:
-    return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen))
+    files = {name: data for sample in chosen for name, data in sample.pictures.items()}
+    return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen), pictures=files)

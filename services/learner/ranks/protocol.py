@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from safetensors import numpy as safetensors_numpy
 
 from services.common.domain.attempts import StopReason
+from services.common.images.picture import PlacedPicture
 from services.common.weights.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
@@ -40,6 +41,9 @@ HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 << 20
 # Exit code of a child whose parent is gone.
 ORPHANED_EXIT_CODE = 3
+
+# Of the names of arrays that are files of pictures.
+_PICTURE = "picture."
 
 Message = dict[str, Any]
 
@@ -128,7 +132,10 @@ def remove_stale_files(folder: Path, name: str) -> None:
 def write_batch(path: Path, batch: TrainBatch) -> Message:
     """Write the arrays to `path`; the returned plain values complete them."""
     sequences = batch.sequences
-    safetensors_numpy.save_file(_to_arrays(sequences), path)
+    files = {
+        f"{_PICTURE}{name}": np.frombuffer(data, np.uint8) for name, data in batch.pictures.items()
+    }
+    safetensors_numpy.save_file(_to_arrays(sequences) | files, path)
     return {
         "step": batch.step,
         "path": str(path),
@@ -139,6 +146,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "temperature": [s.temperature for s in sequences],
         "staleness": [s.staleness for s in sequences],
         "stop_reason": [s.stop_reason.value for s in sequences],
+        "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
         "settings": asdict(batch.settings),
     }
 
@@ -186,10 +194,22 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         message["staleness"],
         [StopReason(reason) for reason in message["stop_reason"]],
         [arrays.get(f"experts.{index}") for index in range(len(lengths))],
+        [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
-    return TrainBatch(message["step"], sequences, StepSettings(**message["settings"]))
+    files = {
+        name.removeprefix(_PICTURE): array.tobytes()
+        for name, array in arrays.items()
+        if name.startswith(_PICTURE)
+    }
+    settings = StepSettings(**message["settings"])
+    return TrainBatch(message["step"], sequences, settings, files)
+
+
+def _to_place(sha256: str, grid: list[int], offset: int) -> PlacedPicture:
+    frames, high, wide = grid
+    return PlacedPicture(sha256, (frames, high, wide), offset)
 
 
 def _concat_arrays(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
