@@ -29,7 +29,8 @@ from services.launcher.state import LEARNER, ROLLOUT
 _COUNT = """
 import json, sys
 from services.learner.rank.parameter_count import count_parameters
-print(count_parameters(json.load(sys.stdin)))
+folder, pictures = json.load(sys.stdin)
+print(count_parameters(folder, pictures=pictures))
 """
 # Exit code of `hub_probe` if the hub has no such model for this user.
 _HUB_REFUSED = 2
@@ -83,7 +84,8 @@ async def _count_built(context: RunContext, folder: Path) -> int:
     0 if that has no such packages, or does not know the model."""
     try:
         python = context.find_interpreter("torch", "transformers")
-        return await run_script(_COUNT, str(folder), context.environ, python)
+        question = [str(folder), context.shared.policy.vision is not None]
+        return await run_script(_COUNT, question, context.environ, python)
     except (UnprobedError, ScriptError):
         return 0
 
