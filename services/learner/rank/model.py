@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from services.common.images.picture import PlacedPicture
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import Segments, make_pack_layout
 from services.learner.algo.picture_positions import pack_positions
 from services.learner.rank.activation_offload import activation_offload
 from services.learner.rank.block_compilation import CompiledBlocks
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.lora import Adapters
 from services.learner.rank.parameter_names import base_parameters
@@ -264,3 +266,25 @@ def score_tokens(
     temperature = torch.ones(len(targets), device=policy.device)
     values = token_logprobs(hidden, policy.head, targets, temperature, chunk=chunk)
     return values.float().cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryScores:
+    """The canary's tokens, logprobs of all but the first, and the pictures shown among them."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    pictures: tuple[ShownPicture, ...]
+
+
+def score_canary(policy: Policy, chunk: int) -> CanaryScores:
+    """Score the canary; one picture is among its tokens if the policy sees any.
+
+    Collective for a split policy."""
+    ids = canary_token_ids(policy.vocabulary)
+    if policy.vision is None:
+        return CanaryScores(ids, score_tokens(policy, ids, chunk=chunk), ())
+    ids, shown = policy.vision.make_canary(ids)
+    with policy.vision.store.holding({shown.picture.sha256: shown.picture.data}):
+        logprobs = score_tokens(policy, ids, chunk=chunk, pictures=[shown.place])
+    return CanaryScores(ids, logprobs, (shown,))

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.common.images.made_pictures import noise_picture
-from services.common.images.picture import PlacedPicture, ShownPicture
+from services.common.images.made_pictures import noise_picture, plain_picture
+from services.common.images.picture import Picture, PlacedPicture, ShownPicture
 from services.common.images.pixels import PixelReader
-from services.common.images.placeholders import check_places
+from services.common.images.placeholders import check_places, expand_pictures
 from services.common.images.vision_family import VisionFamily, load_vision_family
 from services.common.spec.spec import VisionConfig
-from services.learner.rank.canary import insert_picture
+from services.learner.rank.canary import insert_picture, without_tokens
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.text_part import find_tower
 from services.learner.types import TrainBatch, TrainSequence
 
 # Bytes of pixels that are kept: of 40 screens of 1366 x 768. Each pack needs its own once more.
 _KEPT_BYTES = 1 << 30
+# Beside a picture's own tokens, those that mark its start and its end.
+_MARKS = 2
+# At each end of a sequence that is filled with pictures.
+_TEXT_TOKENS = 2
 
 
 class PixelStore:
     """Pixels of a batch's pictures, each computed when it is first shown."""
 
     def __init__(self, reader: PixelReader) -> None:
-        self._reader = reader
+        self.reader = reader
         self._files: Mapping[str, bytes] = {}
         # Last used last.
         self._kept: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
@@ -71,7 +76,7 @@ class PixelStore:
         data = self._files.get(place.sha256)
         if data is None:
             raise ValueError(f"picture {place.sha256[:12]}: a sequence shows it, without its bytes")
-        read = self._reader.read(data)
+        read = self.reader.read(data)
         if read.grid != tuple(place.grid):
             raise ValueError(
                 f"picture {place.sha256[:12]}: {_describe(read.grid)} patches here, and"
@@ -91,8 +96,7 @@ class Vision:
 
     family: VisionFamily
     store: PixelStore
-    # True if the tower or what projects its features gets a gradient.
-    is_trained: bool
+    config: VisionConfig
     # Ids that are never sampled, int64 on the policy's device.
     banned: Tensor
 
@@ -125,6 +129,42 @@ class Vision:
         """Return the canary's tokens with a picture among them, and its place."""
         return insert_picture(token_ids, noise_picture(), self.family)
 
+    def read_canary(self) -> NDArray[np.float32]:
+        """Return the pixels of the canary's picture, [patches, values]."""
+        return self.store.reader.read(noise_picture().data).values
+
+    def pixel_bytes(self, tokens: int) -> int:
+        """Return the bytes of the pixels of pictures of so many tokens."""
+        family = self.family
+        return 4 * tokens * (family.merge * family.patch) ** 2 * 3 * family.temporal_patch
+
+    def fill(
+        self, token_ids: NDArray[np.int32], first: int
+    ) -> tuple[NDArray[np.int32], list[ShownPicture]]:
+        """Return tokens, as many as given, of as large pictures as fit, up to as many as a
+        conversation may have, between text; and the pictures' places.
+
+        Their colours are numbered from `first`."""
+        ids, factor = (
+            without_tokens(token_ids, self.family.banned_ids),
+            self.family.patch * self.family.merge,
+        )
+        pictures: list[Picture] = []
+        left = len(ids) - 2 * _TEXT_TOKENS
+        while len(pictures) < self.config.max_images and left > _MARKS:
+            tokens = min(isqrt(self.family.max_pixels) // factor, isqrt(left - _MARKS))
+            side = tokens * factor
+            count = self.family.count(self.family.grid(side, side)) if side else left
+            if count + _MARKS > left:
+                break
+            pictures.append(plain_picture(side, side, first + len(pictures)))
+            left -= count + _MARKS
+        marks = [self.family.vision_start, self.family.image_pad, self.family.vision_end]
+        runs = np.array(marks * len(pictures), np.int32)
+        kept = ids[: 2 * _TEXT_TOKENS + left]
+        whole = np.insert(kept, [_TEXT_TOKENS] * len(runs), runs)
+        return expand_pictures(whole, pictures, self.family)
+
     def encode(
         self, body: Any, shown: Sequence[PlacedPicture], device: torch.device
     ) -> dict[str, Any]:
@@ -136,7 +176,7 @@ class Vision:
         unique = {place.sha256: place for place in shown}
         pixels = np.concatenate([self.store.find(place) for place in unique.values()])
         grids = torch.tensor([place.grid for place in unique.values()])
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_trained):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.is_trained):
             found = body.get_image_features(to_device(pixels, device), grids.to(device))
         index = {sha256: at for at, sha256 in enumerate(unique)}
         order = [index[place.sha256] for place in shown]
@@ -150,7 +190,7 @@ def load_vision(config: VisionConfig, folder: Path, device: torch.device) -> Vis
     """Load how the model in a folder reads pictures. Raises ConfigError."""
     family = load_vision_family(folder, config)
     banned = torch.tensor(family.banned_ids, device=device)
-    return Vision(family, PixelStore(PixelReader(folder, family)), config.is_trained, banned)
+    return Vision(family, PixelStore(PixelReader(folder, family)), config, banned)
 
 
 def freeze_vision(model: Any, config: VisionConfig) -> frozenset[str]:

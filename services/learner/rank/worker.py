@@ -9,19 +9,15 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from services.common.images.picture import ShownPicture
 from services.common.process.process_memory import peak_memory_bytes
 from services.learner.rank.burn_in import BurnIn
-from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.model import Policy, score_tokens
+from services.learner.rank.model import score_canary
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.serving_rank import ServingRank, ServingSetup, load_served
@@ -176,9 +172,11 @@ class FirstRank(PublishingRank):
         if version != self._step:
             raise OutOfOrderError(f"version {version} requested, but the weights are {self._step}")
         path, fingerprint, manifest = self._slots.write_version(version)
-        canary = _score_canary(policy, self._setup.rank.head_chunk)
+        canary = score_canary(policy, self._setup.rank.head_chunk)
+        size = self._slots.total_bytes
         published = Publication(
-            version, fingerprint, manifest, self._slots.total_bytes, path, *canary
+            *(version, fingerprint, manifest, size, path),
+            *(canary.token_ids, canary.logprobs, canary.pictures),
         )
         return protocol.encode_publication(published)
 
@@ -210,7 +208,7 @@ class JoiningRank(PublishingRank):
     def join_publication(self, message: protocol.Message) -> protocol.Message:
         """Take part in `FirstRank.publish_weights`."""
         self._slots.join_version(message["version"])
-        _score_canary(self._models.policy, self._setup.rank.head_chunk)
+        score_canary(self._models.policy, self._setup.rank.head_chunk)
         return {}
 
     def join_comparison(self, message: protocol.Message) -> protocol.Message:
@@ -247,22 +245,6 @@ class CommandDispatcher:
         if self._rank is None:
             raise OutOfOrderError(f"{message['command']} before start")
         return self._rank.commands[message["command"]](message["arguments"])
-
-
-def _score_canary(
-    policy: Policy, chunk: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], tuple[ShownPicture, ...]]:
-    """Return the canary's tokens, their logprobs, and the pictures shown among them: one, if the
-    policy sees any.
-
-    Collective for a split policy."""
-    ids = canary_token_ids(policy.vocabulary)
-    if policy.vision is None:
-        return ids, score_tokens(policy, ids, chunk=chunk), ()
-    ids, shown = policy.vision.make_canary(ids)
-    with policy.vision.store.holding({shown.picture.sha256: shown.picture.data}):
-        logprobs = score_tokens(policy, ids, chunk=chunk, pictures=[shown.place])
-    return ids, logprobs, (shown,)
 
 
 def _start_rank(setup: RankSetup, store: Store | None) -> Rank:

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import numpy as safetensors_numpy
 
 from services.common.domain.attempts import StopReason
-from services.common.images.picture import PlacedPicture
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
@@ -49,6 +49,8 @@ Message = dict[str, Any]
 
 # Results of plain values.
 COMPARISON, CHECKPOINT = TypeAdapter(Comparison), TypeAdapter(CheckpointFiles)
+_BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+PICTURES = TypeAdapter(tuple[ShownPicture, ...], config=_BASE64)
 
 
 class ChannelError(Exception):
@@ -147,6 +149,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "staleness": [s.staleness for s in sequences],
         "stop_reason": [s.stop_reason.value for s in sequences],
         "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
+        "canary": [s.canary for s in sequences],
         "settings": asdict(batch.settings),
     }
 
@@ -195,6 +198,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         [StopReason(reason) for reason in message["stop_reason"]],
         [arrays.get(f"experts.{index}") for index in range(len(lengths))],
         [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
+        message["canary"],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
@@ -257,6 +261,7 @@ def decode_model_info(message: Message) -> ModelInfo:
         step=message["step"],
         reference=bytes.fromhex(reference) if reference else None,
         experts=ExpertShape(**experts) if experts else None,
+        banned_ids=tuple(message["banned_ids"]),
     )
 
 
@@ -300,6 +305,7 @@ def encode_publication(publication: Publication) -> Message:
         "canary_token_ids": publication.canary_token_ids.tolist(),
         # float32 to float64 and back is exact.
         "canary_logprobs": publication.canary_logprobs.tolist(),
+        "canary_pictures": PICTURES.dump_python(publication.canary_pictures, mode="json"),
     }
 
 
@@ -315,4 +321,5 @@ def decode_publication(message: Message) -> Publication:
         path=Path(message["path"]),
         canary_token_ids=np.array(message["canary_token_ids"], np.int32),
         canary_logprobs=np.array(message["canary_logprobs"], np.float32),
+        canary_pictures=PICTURES.validate_python(message["canary_pictures"]),
     )
