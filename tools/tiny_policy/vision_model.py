@@ -54,7 +54,12 @@ def build_vision_model(
         if isinstance(module, Qwen3VLTextAttention):
             copy_attended_tokens(module.v_proj.weight, module.o_proj.weight)
     model.generation_config = GenerationConfig(
-        eos_token_id=[end, pad], pad_token_id=pad, do_sample=True, temperature=1.0, top_p=1.0, top_k=0
+        eos_token_id=[end, pad],
+        pad_token_id=pad,
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
     )
     return model
 
