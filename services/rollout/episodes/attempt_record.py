@@ -52,7 +52,9 @@ def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
     sequence = state.transcript.sequence
-    sequences = (replace(sequence, messages=state.conversation.encode(sequence.spans)),)
+    media = {item.sha256 for item in sequence.media}
+    messages = state.conversation.encode(sequence.spans, media)
+    sequences = (replace(sequence, messages=messages),)
     return Trajectory(
         key=key,
         lease_id="",
@@ -71,6 +73,7 @@ def make_finished_trajectory(
         counts=state.counts,
         facts=_make_facts(state),
         tools=state.tools,
+        pictures=state.transcript.files,
     )
 
 
@@ -97,7 +100,13 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
     if not trajectory.is_graded:
-        trajectory = replace(trajectory, sequences=(), content_digest=content_digest(()), tools=b"")
+        trajectory = replace(
+            trajectory,
+            sequences=(),
+            content_digest=content_digest(()),
+            tools=b"",
+            pictures={},
+        )
     return replace(
         trajectory,
         lease_id=lease.lease_id,
