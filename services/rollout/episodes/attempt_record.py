@@ -101,11 +101,7 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
     task: dict[str, Any] = json.loads(lease.task_json)
     if not trajectory.is_graded:
         trajectory = replace(
-            trajectory,
-            sequences=(),
-            content_digest=content_digest(()),
-            tools=b"",
-            pictures={},
+            trajectory, sequences=(), content_digest=content_digest(()), tools=b"", pictures={}
         )
     return replace(
         trajectory,
