@@ -97,6 +97,13 @@ class Sequence:
         """Media of it that are pictures, in the order of their tokens."""
         return tuple(item for item in self.media if is_picture(item.mime))
 
+    @property
+    def picture_ids(self) -> frozenset[int]:
+        """The ids of the tokens that stand for its pictures."""
+        count = len(self.token_ids)
+        places = (item.token_offset for item in self.pictures)
+        return frozenset(int(self.token_ids[at]) for at in places if at < count)
+
 
 # A tuple, for the same reason as Span.
 class TurnTiming(NamedTuple):
