@@ -1,4 +1,4 @@
-"""The emulator's own routes: faults, counters, and ending an instance."""
+"""The emulator's own routes: faults, counters, actions at a screen, and ending an instance."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -6,6 +6,7 @@ from starlette.routing import Route
 
 from environments.fleet_emulator.fault_injection import ADMIN
 from environments.fleet_emulator.faults import FaultPlan, Faults, Strict
+from environments.fleet_emulator.mcp import Desks
 from environments.fleet_emulator.request_counters import Counters
 from environments.server.codec import ApiError, parse_body
 from environments.server.instance_registry import Registry
@@ -18,8 +19,11 @@ class Kill(Strict):
 
 
 class Admin:
-    def __init__(self, registry: Registry, plan: FaultPlan, counters: Counters) -> None:
+    def __init__(
+        self, registry: Registry, plan: FaultPlan, counters: Counters, desks: Desks
+    ) -> None:
         self._registry = registry
+        self._desks = desks
         self._plan = plan
         self._counters = counters
 
@@ -30,6 +34,7 @@ class Admin:
             Route(f"{ADMIN}/faults", self.clear_faults, methods=["DELETE"]),
             Route(f"{ADMIN}/counters", self.get_counters),
             Route(f"{ADMIN}/counters", self.clear_counters, methods=["DELETE"]),
+            Route(f"{ADMIN}/actions/{{instance_id}}", self.get_actions),
             Route(f"{ADMIN}/kill", self.kill_instance, methods=["POST"]),
         ]
 
@@ -51,6 +56,12 @@ class Admin:
     async def clear_counters(self, request: Request) -> Response:
         self._counters.clear()
         return self._answer_counters()
+
+    async def get_actions(self, request: Request) -> Response:
+        """Report the newest actions of `computer` at an instance's screen."""
+        return JSONResponse(
+            {"actions": self._desks.list_actions(request.path_params["instance_id"])}
+        )
 
     async def kill_instance(self, request: Request) -> Response:
         body = await parse_body(Kill, request)

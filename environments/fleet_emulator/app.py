@@ -73,7 +73,7 @@ class Emulator:
             self.counters,
             self.tasks,
         )
-        self.admin = Admin(self.registry, self.plan, self.counters)
+        self.admin = Admin(self.registry, self.plan, self.counters, self.desks)
         secrets = {"FLEET_API_KEY": options.key, "RUNNER_AUTH_TOKEN": options.key}
         self.pool = VerifierPool(
             options.verifier_workers, {name: value for name, value in secrets.items() if value}

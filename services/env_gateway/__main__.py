@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from services.common.aio.concurrency import running_tasks, wait_unless
 from services.common.process.loaded_objects import freeze_loaded_objects
@@ -75,7 +76,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.grading.verifier_files import load_verifiers
     from services.env_gateway.verify.verifier_pool import VerifierPool
 
-    config = runtime.config
+    config = runtime.config.fill_coordinates(_find_units(Path(runtime.shared.policy.model)))
     verifiers = config.verifiers
     # First: what it finds missing is an error before anything starts.
     backends = await stack.enter_async_context(_open_backends(config))
@@ -108,6 +109,19 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
         sandbox_limits=pool.sandbox_limits,
         recorder=recorder,
     )
+
+
+def _find_units(model: Path) -> Literal["pixels", "relative1000"] | None:
+    """Return how the policy's model points: by its own config.json if it is a folder here, which
+    names the type that a folder's name may not, else by its name."""
+    from services.common.files.json_files import read_json_object
+    from services.env_gateway.tools.action_vocabularies import find_family_units
+
+    try:
+        kind = read_json_object(model / "config.json").get("model_type")
+    except (OSError, ValueError):
+        kind = None
+    return find_family_units(str(kind or model))
 
 
 async def _run_background_loops(

@@ -51,7 +51,9 @@ _MAX_ALARMS = 64
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependencies) -> None:
     """Serve and train until the run is done or drained."""
     config = runtime.config
-    tasks, eval_sets = load_task_files(config, runtime.shared.seed)
+    shared = runtime.shared
+    sees_pictures = shared.policy.vision is not None
+    tasks, eval_sets = load_task_files(config, shared.seed, sees_pictures=sees_pictures)
     try:
         journal = await asyncio.to_thread(open_journal, runtime.run_dir, runtime.run_id)
     except JournalError as error:
@@ -101,7 +103,7 @@ async def _serve_and_train(
 
         def accept_calls(info: ModelInfo) -> None:
             longest = runtime.shared.policy.max_model_len
-            limits.set_result(TokenLimits(info.vocab_size, longest, info.experts))
+            limits.set_result(TokenLimits(info.vocab_size, longest, info.experts, vendors.vision))
             serving.set_serving(True)
 
         runtime.report_status(partial(_heartbeat_status, state, limits))

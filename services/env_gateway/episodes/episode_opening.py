@@ -26,13 +26,20 @@ from services.env_gateway.ports import (
     BAD_TASK,
     BackendError,
     Instance,
+    Media,
+    Part,
     ProvisionRequest,
     Recorder,
     Tool,
 )
-from services.env_gateway.tools.computer_tool import ScaleImage, make_screen
+from services.env_gateway.tools.computer_tool import (
+    ScaleImage,
+    make_screen,
+    offer_screen,
+    parse_first_screenshot,
+)
 from services.env_gateway.tools.tool_selection import (
-    COMPUTER,
+    SCREEN_ONLY,
     NothingToOfferError,
     select_named,
     select_of_modality,
@@ -169,7 +176,7 @@ class EpisodeOpener:
         shown = await self._retry_until_open(
             session,
             lambda time: self._send_in_turn(
-                session, "observe", lambda s: instance.get_first_observation(timeout_s=s), time
+                session, "observe", lambda s: _observe(session, instance, s), time
             ),
             cap_s=_WARMING_CAP_S,
         )
@@ -199,18 +206,16 @@ class EpisodeOpener:
         try:
             task = session.episode.spec.task
             everything = select_of_modality(tools, task)
-            chosen = dict(select_named(everything, task))
+            chosen = select_named(everything, task)
+            config = self._config.screen_config_of(session.env_key)
+            session.screen = make_screen(chosen, config, self._scale)
+            session.tools = offer_screen(chosen, session.screen)
         except NothingToOfferError as error:
             # What lists no tools at all is out of order.
             kind = BAD_TASK if tools else "no_tools"
             raise BackendError(kind, str(error), delivered=False, invalid=True) from error
         # A verifier may read with tools that the policy does not see.
         session.readable = frozenset(tool.name for tool in everything.values() if tool.read_only)
-        config = self._config.screen_config_of(session.env_key)
-        session.screen = make_screen(chosen, config, self._scale)
-        if session.screen is not None:
-            chosen[COMPUTER] = session.screen.describe_tool(chosen[COMPUTER])
-        session.tools = chosen
 
     async def _retry_until_open(
         self, session: Session, attempt: Callable[["_TimeToOpen"], Awaitable[T]], *, cap_s: float
@@ -260,6 +265,21 @@ class EpisodeOpener:
         session.record.note_unopened(detail)
         if not _is_closed(session):
             session.episode.advance_state(EpisodeState.FAILED, detail)
+
+
+async def _observe(session: Session, instance: Instance, timeout_s: float) -> Sequence[Part]:
+    """Return the first observation: what the environment shows, or for a task on a screen, of
+    which it shows nothing by itself, a first screenshot. Raises BackendError."""
+    until = loop_time() + timeout_s
+    shown = await instance.get_first_observation(timeout_s=timeout_s)
+    look = session.screen.look if session.screen is not None else None
+    seen = any(isinstance(part, Media) for part in shown)
+    if seen or look is None or session.episode.spec.task.modality not in SCREEN_ONLY:
+        return shown
+    result = await instance.call_tool(
+        look.tool.name, look.arguments, timeout_s=max(0.001, seconds_left(until))
+    )
+    return (*shown, *await parse_first_screenshot(result))
 
 
 class _TimeToOpen:

@@ -1,7 +1,7 @@
 """Execution of tool calls: limits, deadlines, and retries where they are safe."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +26,9 @@ from services.env_gateway.ports import (
     Tool,
 )
 from services.env_gateway.tools.call_retries import RetryBudget, decide_retry
-from services.env_gateway.tools.computer_tool import is_look_only
-from services.env_gateway.tools.tool_selection import (
-    COMPUTER,
-    SUBMIT_FINAL_ANSWER,
-    parse_final_answer,
-)
+from services.env_gateway.tools.offered_screen import ScreenCall
+from services.env_gateway.tools.spoken_screen import Step
+from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER, parse_final_answer
 
 _LOG = get_logger(__name__)
 _EXAMINATION_S = 5.0
@@ -39,22 +36,28 @@ _EXAMINATION_S = 5.0
 
 @dataclass(slots=True)
 class _PendingCall:
-    """One call in progress. `sent_at` is when it first held a place; `took_s` is of the last
-    attempt; `unknown` is set once a failed attempt may have changed something."""
+    """One call in progress: calls of the environment, nearly always one. `place` is that of the
+    one in progress, which `attempts` and `took_s`, of its last attempt, are about. `sent_at` is
+    when the first one first held a place; `unknown` is set once a failed attempt may have changed
+    something."""
 
     session: Session
-    seq: int
-    tool: Tool
-    arguments: Mapping[str, Any]
+    made: PolicyCall
+    steps: Sequence[Step]
     until: float
+    place: int = 0
     attempts: int = 0
     sent_at: float | None = None
     took_s: float = 0.0
     unknown: bool = False
 
     @property
+    def step(self) -> Step:
+        return self.steps[self.place]
+
+    @property
     def is_read_only(self) -> bool:
-        return self.tool.read_only or is_look_only(self.tool.name, self.arguments)
+        return self.step.tool.read_only or self.step.looks
 
 
 class ToolCaller:
@@ -83,15 +86,21 @@ class ToolCaller:
             return _text_answer(ToolOutcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
         try:
             arguments = await run_aside(
-                len(arguments_json), lambda: _parse_arguments(session, tool, arguments_json)
+                len(arguments_json), lambda: _parse_arguments(session, arguments_json)
             )
             if tool is SUBMIT_FINAL_ANSWER:
                 # Not an environment's tool of the same name.
                 return _record_submission(session, parse_final_answer(arguments))
+            planned = _plan_call(session, tool, arguments)
         except TaskError as error:
             return _text_answer(ToolOutcome.BAD_ARGUMENTS, str(error))
+        if planned.done:
+            return replace(_text_answer(ToolOutcome.OK, "The episode has ended."), done=True)
+        steps = planned.steps
+        # As the environment gets it, if that is one call.
+        made = (steps[0].tool, steps[0].arguments) if len(steps) == 1 else (tool, arguments)
         until = min(started + timeout_s, session.episode.ends_at)
-        call = _PendingCall(session, call_seq, tool, arguments, until)
+        call = _PendingCall(session, PolicyCall(call_seq, *made), steps, until)
         answer = await self._answer_in_turn(call, place)
         parts = answer.parts
         if session.screen is not None:
@@ -114,7 +123,7 @@ class ToolCaller:
         session = call.session
         try:
             async with session.line.hold_turn(place, call.until):
-                answer = await self._settle(call, lambda: self._run_attempts(call))
+                answer = await self._settle(call, lambda: self._run_steps(call))
                 # A grade waits for its turn, and then knows what was shown.
                 await session.passed_text.note_parts(answer.parts)
         except TimeoutError:
@@ -128,9 +137,8 @@ class ToolCaller:
         the episode."""
         session, instance = call.session, call.session.instance
         assert instance is not None, "an episode with calls has one"
-        made = PolicyCall(call.seq, call.tool, call.arguments)
-        answer = await instance.settle_call(made, run)
-        session.record.note_call(made, answer)
+        answer = await instance.settle_call(call.made, run)
+        session.record.note_call(call.made, answer)
         if answer.outcome is ToolOutcome.SESSION_LOST:
             session.mark_lost(
                 " ".join(part.text for part in answer.parts if isinstance(part, Text))
@@ -138,9 +146,22 @@ class ToolCaller:
         session.episode.tainted |= answer.outcome is ToolOutcome.OUTCOME_UNKNOWN
         return answer
 
+    async def _run_steps(self, call: _PendingCall) -> CallAnswer:
+        """Run the environment's calls in order, up to one that fails; the last one answers."""
+        answer = await self._run_attempts(call)
+        while answer.outcome is ToolOutcome.OK and call.place + 1 < len(call.steps):
+            before = answer.attempts
+            call.place, call.attempts = call.place + 1, 0
+            answer = await self._run_attempts(call)
+            answer = replace(answer, attempts=answer.attempts + before)
+        if answer.outcome is not ToolOutcome.OK and call.place:
+            note = f"({call.place} of {len(call.steps)} parts of this action were done)"
+            answer = replace(answer, parts=(*answer.parts, Text(note)))
+        return answer
+
     async def _run_attempts(self, call: _PendingCall) -> CallAnswer:
-        """Try the call until it is answered or given up."""
-        session, tool = call.session, call.tool
+        """Try the present step until it is answered or given up."""
+        session, tool = call.session, call.step.tool
         if session.instance is None or session.episode.lost:
             return _text_answer(ToolOutcome.SESSION_LOST, "the environment instance is gone")
         if tool.name in session.vanished:
@@ -176,15 +197,16 @@ class ToolCaller:
                 return CallAnswer(outcome, result.parts, result.reward, result.done, call.attempts)
 
     async def _run_attempt(self, call: _PendingCall, instance: Instance) -> CallResult:
-        async with self.gates.hold_call_place(call.session, call.tool.name, call.until):
+        async with self.gates.hold_call_place(call.session, call.step.tool.name, call.until):
             now = loop_time()
             if call.attempts and call.until - now <= call.took_s:
                 raise TimeoutError
             call.sent_at = call.sent_at or now
             call.attempts += 1
+            name = call.step.tool.name
             try:
                 result = await instance.call_tool(
-                    call.tool.name, call.arguments, timeout_s=max(0.001, call.until - now)
+                    name, call.step.arguments, timeout_s=max(0.001, call.until - now)
                 )
             except BackendError as error:
                 call.took_s = loop_time() - now
@@ -193,7 +215,9 @@ class ToolCaller:
             except Exception as error:
                 # An answer that no adapter foresaw, or an embedded environment's fault: the call
                 # may have been executed, and a worker would repeat it on an internal error.
-                _LOG.exception("call_failed", instance=instance.instance_id, tool=call.tool.name)
+                _LOG.exception(
+                    "call_failed", instance=instance.instance_id, tool=call.step.tool.name
+                )
                 raise BackendError("internal", repr(error)[:500], delivered=None) from error
             event_metrics.upstream_attempts(call.session.env_key, "ok")()
             return result
@@ -239,13 +263,19 @@ def _unanswered(call: _PendingCall, outcome: ToolOutcome, message: str) -> CallA
     return replace(_text_answer(outcome, message), attempts=call.attempts)
 
 
-def _parse_arguments(session: Session, tool: Tool, arguments_json: str) -> dict[str, Any]:
+def _parse_arguments(session: Session, arguments_json: str) -> dict[str, Any]:
     """Parse a call's arguments. Raises TaskError."""
     arguments = load_json_object(arguments_json or "{}", "arguments")
     session.passed_text.note_call(arguments)
-    if session.screen is not None and tool.name == COMPUTER:
-        return session.screen.to_pixels(arguments)
     return arguments
+
+
+def _plan_call(session: Session, tool: Tool, arguments: Mapping[str, Any]) -> ScreenCall:
+    """Return the environment's calls that a policy's call means. Raises TaskError."""
+    screen = session.screen
+    if screen is not None and screen.offered.get(tool.name) is tool:
+        return screen.plan_call(tool.name, arguments)
+    return ScreenCall((Step(tool, arguments),))
 
 
 def _record_submission(session: Session, answer: str) -> CallAnswer:

@@ -7,8 +7,9 @@ from typing import Any
 
 from services.common.tasks.task_format import Task, TaskError
 from services.env_gateway.ports import Tool
+from services.env_gateway.tools.action_vocabularies import COMPUTER
+from services.env_gateway.tools.spoken_screen import find_screen_tools
 
-COMPUTER = "computer"
 SUBMIT_FINAL_ANSWER = Tool(
     "submit_final_answer",
     "Submits your final answer to the task and ends the episode. Call it once, when you are done.",
@@ -23,7 +24,7 @@ SUBMIT_FINAL_ANSWER = Tool(
 _KEYS = ("type", "properties", "required")
 # Number of names in an error.
 _SHOWN = 40
-_SCREEN_ONLY = ("computer_use", "browser_use")
+SCREEN_ONLY = ("computer_use", "browser_use")
 
 
 class NothingToOfferError(Exception):
@@ -33,7 +34,7 @@ class NothingToOfferError(Exception):
 def select_named(chosen: Mapping[str, Tool], task: Task) -> Mapping[str, Tool]:
     """Select those of its modality's tools that the task names, or all. Raises
     NothingToOfferError."""
-    if not task.offered_tools or task.modality in _SCREEN_ONLY:
+    if not task.offered_tools or task.modality in SCREEN_ONLY:
         return chosen
     for name in task.offered_tools:
         if name not in chosen:
@@ -51,10 +52,10 @@ def select_of_modality(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     """Select all tools that a task of this modality may be offered, with `submit_final_answer` if
     its prompt mentions that. Raises NothingToOfferError."""
     tools = [_order_schema_keys(tool) for tool in tools]
-    if task.modality in _SCREEN_ONLY:
-        return _select_computer(tools, task)
-    joint = task.modality == "joint"
-    chosen = {tool.name: tool for tool in tools if joint or tool.name != COMPUTER}
+    if task.modality in SCREEN_ONLY:
+        return _select_screen(tools, task)
+    hidden = [] if task.modality == "joint" else find_screen_tools(tools)
+    chosen = {tool.name: tool for tool in tools if tool not in hidden}
     if SUBMIT_FINAL_ANSWER.name in task.prompt:
         chosen.setdefault(SUBMIT_FINAL_ANSWER.name, SUBMIT_FINAL_ANSWER)
     if not chosen:
@@ -71,8 +72,8 @@ def _list_names(tools: Mapping[str, Tool]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _select_computer(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
-    chosen = {tool.name: tool for tool in tools if tool.name == COMPUTER}
+def _select_screen(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
+    chosen = {tool.name: tool for tool in find_screen_tools(tools)}
     if not chosen:
         raise NothingToOfferError(
             f"the task's modality is {task.modality!r} and the environment has no tool "

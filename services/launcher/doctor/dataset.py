@@ -29,7 +29,9 @@ from services.learner.sampling.eval_sets import TrainedOnError, load_eval_set, r
 from services.learner.sampling.prepared_tasks import check_prepared
 from services.learner.sampling.task_filter import TaskFilterError, UncheckedTasksError, filter_tasks
 from services.common.tasks.task_files import TaskFileError
-from services.learner.sampling.tasks import load_tasks
+from services.learner.sampling.tasks import (
+    UnseenPicturesError, load_tasks, refuse_unseen_pictures
+)
 
 question = json.load(sys.stdin)
 select = parse_config(SelectConfig, question["select"], where="learner.select")
@@ -46,6 +48,10 @@ def choose(path, load):
         used[path][1] = str(error)
     else:
         found = tasks if isinstance(tasks, list) else tasks.tasks
+        try:
+            question["sees_pictures"] or refuse_unseen_pictures(found, path)
+        except UnseenPicturesError as error:
+            used[path][1] = str(error)
         used[path][0] |= {task.key: json.loads(task.json).get("offered_tools") for task in found}
         return tasks
 
@@ -189,6 +195,7 @@ async def select_tasks(
         "sets": section["eval"]["sets"],
         "select": select,
         "seed": context.shared.seed,
+        "sees_pictures": context.shared.policy.vision is not None,
         "trains": context.mode is RunMode.TRAIN,
     }
     try:

@@ -18,6 +18,10 @@ _FLOAT32, _GRADIENT, _MOMENTS = 4, 4, 8
 # Versions of the weights in shared memory, as the learner publishes them.
 _SLOTS = 3
 _CPU_KV_BYTES = 256 * 2**20
+# Pixels of pictures that a rank keeps for its next packs.
+_KEPT_PIXELS = GIB
+# Tokens of pictures that vLLM encodes and caches at once, unless a step or a picture has more.
+_ENCODED_TOKENS = 8192
 # A Python process with torch, or with vLLM's engine, before it has loaded anything.
 _PROCESS_BYTES = GIB
 
@@ -58,12 +62,18 @@ def estimate_trainer(
     split, offloads = ranks if rank["shard"] else 1, rank["offload_optimizer"]
     # With a critic.
     models = 2 if algorithm["advantage"] == "gae" else 1
-    trained = models * (model.parameters if lora is None else adapter_parameters(model, lora))
+    seeing = estimate_pictures(model, policy, rank)
+    tower = model.vision.parameters if model.vision and policy.vision else 0
+    moving = model.parameters - seeing.frozen
+    trained = models * (moving if lora is None else adapter_parameters(model, lora))
     own = trained // split
     # Embedding and head are whole during a pass, and two blocks: one is computed, one is fetched.
+    # So is what reads pictures.
     ends = 2 * model.vocab * model.hidden
-    whole = ends + 2 * (max(model.parameters - ends, 0) // model.layers) if split > 1 else 0
-    base = reference = merging = 0
+    blocks = max(model.parameters - tower - ends, 0) // model.layers
+    whole = ends + tower + 2 * blocks if split > 1 else 0
+    # Frozen parts stay in float32.
+    base, reference, merging = seeing.frozen * _FLOAT32 // split, 0, 0
     if lora is not None:
         # The base is the reference as well. Its embeddings stay in float32.
         embedding = model.vocab * model.hidden * (_FLOAT32 - width)
@@ -84,6 +94,7 @@ def estimate_trainer(
     # Logits, their softmax and its gradient.
     head = 3 * _FLOAT32 * rank["head_chunk"] * model.vocab
     activations = layer_activation_bytes(shape, tokens, width, kept) - inputs + head + merging
+    activations += seeing.device
     offloaded = inputs
     if rank["offload_reference"]:
         offloaded, reference = offloaded + reference, 0
@@ -95,8 +106,9 @@ def estimate_trainer(
         if split > 1:
             offloaded, base, held = offloaded + base, 0, 0
     parameters = held * _FLOAT32 + base + whole * width
-    # The whole ones are summed in float32.
-    gradients = (held + (whole if lora is None else 0)) * _GRADIENT
+    # The whole ones are summed in float32, but those that are frozen.
+    summed = max(whole - seeing.frozen, 0) if lora is None else 0
+    gradients = (held + summed) * _GRADIENT
     device = parameters + gradients + moments + reference + activations
     copied = trained * (_FLOAT32 + _MOMENTS)
     settings = {
@@ -108,12 +120,43 @@ def estimate_trainer(
     return TrainerMemory(
         *(parameters, gradients, moments, reference, activations, offloaded),
         device=device if uses_gpu else 0,
-        host=ranks * (offloaded + _PROCESS_BYTES + (0 if uses_gpu else device)) + copied,
+        host=ranks * (offloaded + seeing.host + _PROCESS_BYTES + (0 if uses_gpu else device))
+        + copied,
         host_estimate=0 if uses_gpu else ranks * activations,
         copied=copied,
         gpus=ranks if uses_gpu else 0,
         savings=[f"learner.rank.{setting}" for setting, saves in settings.items() if saves],
     )
+
+
+class PictureMemory(NamedTuple):
+    """What pictures take of a rank: parameters that are frozen, and bytes on its device and in the
+    machine's memory."""
+
+    frozen: int = 0
+    device: int = 0
+    host: int = 0
+
+
+def estimate_pictures(
+    model: ModelSize, policy: PolicyConfig, rank: Mapping[str, Any]
+) -> PictureMemory:
+    """Estimate the pictures of the longest pack, as if it showed as many as fit into it."""
+    size, vision = model.vision, policy.vision
+    if size is None or vision is None:
+        return PictureMemory()
+    width, tokens = item_bytes(policy.dtype), max(rank["pack_tokens"], policy.max_model_len)
+    conversations = -(-tokens // policy.max_model_len)
+    shown = min(tokens, conversations * size.shown_tokens(vision, policy.max_model_len))
+    patches = shown * size.patches_per_token
+    pixels = patches * size.patch_values * _FLOAT32
+    # Of what is frozen nothing is kept for a backward pass: one layer is there at a time.
+    kept = rank["gradient_checkpointing"] if vision.tower == "trained" else "full"
+    layers = size.shape.layers if vision.tower == "trained" else 0
+    shape = DecoderShape(layers, size.shape.hidden, size.shape.intermediate)
+    passing = layer_activation_bytes(shape, patches, width, "full" if kept == "auto" else kept)
+    device = pixels + passing + shown * size.features * width
+    return PictureMemory(size.frozen_parameters(vision), device, _KEPT_PIXELS + pixels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +176,15 @@ class EngineMemory:
     # GPUs of one machine, 0 on a CPU; and the keys that set their number.
     gpus: int
     gpus_key: str
+    # Features of pictures that are kept, and the encoding of as many at once, on each device.
+    pictures: int = 0
 
     def kv_cache_bytes(self, device_bytes: int) -> int:
         """Return the bytes left for the KV cache; negative if the weights alone are too large."""
+        taken = self.weights + self.pictures
         if self.cache is not None:
-            return min(self.cache, device_bytes - self.weights)
-        return int(self.share * device_bytes) - self.weights
+            return min(self.cache, device_bytes - taken)
+        return int(self.share * device_bytes) - taken
 
 
 def estimate_engine(
@@ -156,7 +202,8 @@ def estimate_engine(
     weights, cache = model.parameters * width // parallel, options["kv_cache_memory_bytes"]
     if cache is None and not uses_gpu:
         cache = _CPU_KV_BYTES
-    held = weights if uses_gpu else engines * workers * (weights + (cache or 0))
+    pictures = encoder_bytes(model, policy, options["max_num_batched_tokens"])
+    held = weights if uses_gpu else engines * workers * (weights + pictures + (cache or 0))
     several = " * data_parallel" if engines > 1 else " / nodes" if nodes > 1 else ""
     return EngineMemory(
         weights=weights,
@@ -167,6 +214,23 @@ def estimate_engine(
         host=held + engines * _PROCESS_BYTES,
         gpus=engines * workers if uses_gpu else 0,
         gpus_key=f"rollout.engine.tensor_parallel{several}",
+        pictures=pictures,
+    )
+
+
+def encoder_bytes(model: ModelSize, policy: PolicyConfig, batched: int | None) -> int:
+    """Return the bytes of an engine's encoder cache, and of encoding pictures that fill it."""
+    size = model.vision
+    if size is None:
+        return 0
+    width, tokens = item_bytes(policy.dtype), max(batched or _ENCODED_TOKENS, size.largest)
+    shape = DecoderShape(0, size.shape.hidden, size.shape.intermediate)
+    patches = tokens * size.patches_per_token
+    pixels = patches * size.patch_values * width
+    return (
+        tokens * size.features * width
+        + pixels
+        + layer_activation_bytes(shape, patches, width, "full")
     )
 
 
@@ -229,10 +293,11 @@ def describe_needs(needs: MemoryNeeds) -> str:
     else:
         estimated = f"{format_gib(trainer.host_estimate)} of it estimated activations"
         learner = f"{format_gib(trainer.host)} of memory ({estimated})"
+    pictures = f", {format_gib(engine.pictures)} for pictures" if engine.pictures else ""
     return (
         f"{needs.parameters / 1e9:.2f} B parameters; learner {learner}, rollout"
-        f" {format_gib(engine.weights)} of weights and {format_gib(engine.sequence)} of KV a"
-        f" sequence at up to {engine.max_num_seqs} sequences"
+        f" {format_gib(engine.weights)} of weights{pictures} and {format_gib(engine.sequence)} of"
+        f" KV a sequence at up to {engine.max_num_seqs} sequences"
     )
 
 

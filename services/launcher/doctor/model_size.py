@@ -10,6 +10,9 @@ from typing import Any
 
 from services.common.files.json_files import read_json_object
 from services.common.models.expert_models import count_experts
+from services.common.rpc.errors import ConfigError
+from services.common.spec.spec import VisionConfig
+from services.launcher.doctor.vision_size import VisionSize, read_vision_size
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
@@ -23,7 +26,7 @@ class UnknownModelSizeError(Exception):
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """Dimensions of a decoder; for a vision model those of its language part, except
-    `parameters`."""
+    `parameters`. `vision` is what reads pictures, if the policy sees any."""
 
     parameters: int
     layers: int
@@ -36,6 +39,7 @@ class ModelSize:
     positions: int
     # Heads of queries; 0 where it is not known.
     heads: int = 0
+    vision: VisionSize | None = None
 
     def kv_bytes(self, item_bytes: int) -> int:
         """Return the bytes of one token's keys and values, in all layers."""
@@ -49,9 +53,11 @@ def count_stored(folder: Path) -> int:
     return 0 if config.get("quantization_config") else _count_in_files(folder, config)
 
 
-def read_model_size(folder: Path, counted: int = 0) -> ModelSize:
+def read_model_size(
+    folder: Path, counted: int = 0, vision: VisionConfig | None = None
+) -> ModelSize:
     """Read the size of the model in a folder, which has `counted` parameters; 0 if that is not
-    known. Raises UnknownModelSizeError."""
+    known. With `vision` it is read as a model that sees pictures. Raises UnknownModelSizeError."""
     outer = _read_object(folder / CONFIG)
     config = outer.get("text_config") or outer
     try:
@@ -78,7 +84,22 @@ def read_model_size(folder: Path, counted: int = 0) -> ModelSize:
             f"{folder / CONFIG} describes a mixture of experts, without weights to count: its size"
             " is known where the learner's packages are installed"
         )
-    return replace(found, parameters=counted or _estimate_parameters(found, tied))
+    seeing = None if vision is None else _read_vision(folder, outer, hidden, vision)
+    estimated = _estimate_parameters(found, tied) + (seeing.parameters if seeing else 0)
+    return replace(found, parameters=counted or estimated, vision=seeing)
+
+
+def _read_vision(
+    folder: Path, config: Mapping[str, Any], hidden: int, vision: VisionConfig
+) -> VisionSize:
+    try:
+        return read_vision_size(folder, config, hidden, vision)
+    except ConfigError as error:
+        raise UnknownModelSizeError(str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise UnknownModelSizeError(
+            f"{folder / CONFIG} lacks what a vision tower has: {error!r}"
+        ) from error
 
 
 def _count_in_files(folder: Path, config: Mapping[str, Any]) -> int:

@@ -29,7 +29,8 @@ from services.launcher.state import LEARNER, ROLLOUT
 _COUNT = """
 import json, sys
 from services.learner.rank.parameter_count import count_parameters
-print(count_parameters(json.load(sys.stdin)))
+folder, pictures = json.load(sys.stdin)
+print(count_parameters(folder, pictures=pictures))
 """
 # Exit code of `hub_probe` if the hub has no such model for this user.
 _HUB_REFUSED = 2
@@ -73,7 +74,7 @@ async def measure_policy(context: RunContext) -> ModelSize:
     folder = await fetch_policy_folder(context)
     try:
         counted = count_stored(folder) or await _count_built(context, folder)
-        return read_model_size(folder, counted)
+        return read_model_size(folder, counted, context.shared.policy.vision)
     except UnknownModelSizeError as error:
         raise FindingError(fail, str(error), "fetch the model again") from error
 
@@ -81,9 +82,10 @@ async def measure_policy(context: RunContext) -> ModelSize:
 async def _count_built(context: RunContext, folder: Path) -> int:
     """Count the parameters of a model without weights by building it in the services' interpreter;
     0 if that has no such packages, or does not know the model."""
+    question = [str(folder), context.shared.policy.vision is not None]
     try:
         python = context.find_interpreter("torch", "transformers")
-        return await run_script(_COUNT, str(folder), context.environ, python)
+        return await run_script(_COUNT, question, context.environ, python)
     except (UnprobedError, ScriptError):
         return 0
 

@@ -18,13 +18,28 @@ from services.learner.sampling.task_filter import (
     UncheckedTasksError,
     filter_tasks,
 )
-from services.learner.sampling.tasks import Task, load_tasks
+from services.learner.sampling.tasks import (
+    Task,
+    UnseenPicturesError,
+    load_tasks,
+    refuse_unseen_pictures,
+)
 
 _log = get_logger(__name__)
+_REFUSALS = (
+    TaskFileError,
+    TaskFilterError,
+    TrainedOnError,
+    UncheckedTasksError,
+    UnseenPicturesError,
+)
 
 
-def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[EvalSet]]:
-    """Load training tasks, and the evaluation sets that have tasks. Raises ConfigError."""
+def load_task_files(
+    config: LearnerConfig, seed: int, *, sees_pictures: bool
+) -> tuple[list[Task], list[EvalSet]]:
+    """Load training tasks, and the evaluation sets that have tasks. Raises ConfigError, also for
+    tasks that need images unless the policy `sees_pictures`."""
     try:
         if config.data:
             check_prepared(config.data, config.tasks, [each.tasks for each in config.eval.sets])
@@ -33,7 +48,11 @@ def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[
         sets = [load_eval_set(chosen, config.select) for chosen in config.eval.sets]
         if config.mode == "train":
             refuse_trained_tasks(tasks, sets)
-    except (TaskFileError, TaskFilterError, TrainedOnError, UncheckedTasksError) as error:
+        if not sees_pictures:
+            refuse_unseen_pictures(tasks, config.tasks)
+            for each in sets:
+                refuse_unseen_pictures(each.tasks, each.config.tasks)
+    except _REFUSALS as error:
         raise ConfigError(str(error)) from error
     if len(tasks) < len(loaded):
         _log.info("tasks selected", path=config.tasks, tasks=len(tasks), of=len(loaded))

@@ -1,6 +1,7 @@
 """Tasks of a run."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +32,22 @@ def load_tasks(path: Path, *, may_be_empty: bool = False) -> list[Task]:
     starts. Raises TaskFileError."""
     read = read_tasks(path, may_be_empty=may_be_empty)
     return [Task(each.task.key, each.task.env_key, each.text) for each in read]
+
+
+class UnseenPicturesError(Exception):
+    """Raised for tasks that need images in a run whose policy sees none."""
+
+
+def refuse_unseen_pictures(tasks: Sequence[Task], path: str) -> None:
+    """Raise UnseenPicturesError if any of the tasks needs images."""
+    seeing = [task for task in tasks if IMAGES in task.needs]
+    if seeing:
+        first = f"{seeing[0].key!r} first ({modality_of(seeing[0].json)})"
+        raise UnseenPicturesError(
+            f"{len(seeing)} of {len(tasks)} tasks of {path} are played on a screen, {first}, and"
+            " the policy sees no pictures: add a table [policy.vision] for a model that reads them,"
+            ' or set learner.select.modality = "tool_use"'
+        )
 
 
 def modality_of(text: str) -> str:

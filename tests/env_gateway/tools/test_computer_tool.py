@@ -45,15 +45,22 @@ def size_of(part: Part) -> tuple[int, int]:
         return image.size
 
 
+def converted(screen: Screen, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call's arguments as the environment gets them."""
+    [step] = screen.plan_call("computer", arguments).steps
+    assert step.tool is COMPUTER
+    return step.arguments
+
+
 def test_the_resolution_is_read_from_the_description() -> None:
-    assert find_screen_size(COMPUTER) == ScreenSize(1280, 800)
-    assert find_screen_size(Tool("computer", "A mouse.", "{}")) == ScreenSize(1366, 768)
+    assert find_screen_size([COMPUTER]) == ScreenSize(1280, 800)
+    assert find_screen_size([Tool("computer", "A mouse.", "{}")]) == ScreenSize(1366, 768)
 
 
 def test_thousandths_become_pixels() -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
+    screen = Screen(THOUSANDTHS, [COMPUTER], keep_unscaled)
     arguments = {"action": "drag", "start_coordinate": [0, 0], "coordinate": [500, 999]}
-    assert screen.to_pixels(arguments) == {
+    assert converted(screen, arguments) == {
         "action": "drag",
         "start_coordinate": [0, 0],
         "coordinate": [640, 799],
@@ -61,20 +68,20 @@ def test_thousandths_become_pixels() -> None:
 
 
 def test_a_policy_of_thousandths_sees_a_screen_of_a_thousand() -> None:
-    reported = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).describe_tool(COMPUTER)
+    reported = Screen(THOUSANDTHS, [COMPUTER], keep_unscaled).describe_tool(COMPUTER)
     assert "1000x1000" in reported.description and "1280" not in reported.description
     assert "x from 0 to 999" in reported.description
     assert "1000x1000" in reported.input_schema_json
 
 
 def test_a_policy_of_pixels_sees_the_unchanged_tool() -> None:
-    assert Screen(ScreenConfig(), COMPUTER, keep_unscaled).describe_tool(COMPUTER) is COMPUTER
+    assert Screen(ScreenConfig(), [COMPUTER], keep_unscaled).describe_tool(COMPUTER) is COMPUTER
 
 
 def test_a_policy_that_sees_a_smaller_picture_points_into_that() -> None:
-    screen = Screen(ScreenConfig(max_side=640), COMPUTER, keep_unscaled)
+    screen = Screen(ScreenConfig(max_side=640), [COMPUTER], keep_unscaled)
     assert "640x400" in screen.describe_tool(COMPUTER).description
-    assert screen.to_pixels({"coordinate": [639, 200]}) == {"coordinate": [1278, 400]}
+    assert converted(screen, {"coordinate": [639, 200]}) == {"coordinate": [1278, 400]}
 
 
 @pytest.mark.parametrize(
@@ -82,26 +89,27 @@ def test_a_policy_that_sees_a_smaller_picture_points_into_that() -> None:
 )
 def test_a_point_beside_the_screen_is_reported_to_the_policy(point: object) -> None:
     with pytest.raises(TaskError, match="coordinate"):
-        Screen(THOUSANDTHS, COMPUTER, keep_unscaled).to_pixels({"coordinate": point})
+        converted(Screen(THOUSANDTHS, [COMPUTER], keep_unscaled), {"coordinate": point})
 
 
 @given(st.integers(0, 999), st.integers(0, 999))
 def test_a_point_is_always_on_the_screen(x: int, y: int) -> None:
-    pixel_x, pixel_y = Screen(THOUSANDTHS, COMPUTER, keep_unscaled).to_pixels(
-        {"coordinate": [x, y]}
-    )["coordinate"]
+    screen = Screen(THOUSANDTHS, [COMPUTER], keep_unscaled)
+    pixel_x, pixel_y = converted(screen, {"coordinate": [x, y]})["coordinate"]
     assert 0 <= pixel_x < 1280 and 0 <= pixel_y < 800
 
 
 async def test_a_cursor_position_comes_back_in_the_policys_units() -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
+    screen = Screen(THOUSANDTHS, [COMPUTER], keep_unscaled)
     assert await screen.convert_parts([Text("X=640,Y=799")]) == (Text("X=500,Y=998"),)
     assert await screen.convert_parts([Text("X=1280, Y=800")]) == (Text("X=999,Y=999"),)
 
 
 async def test_a_picture_shrinks_in_proportion_and_gets_its_own_hash() -> None:
     large = picture(1280, 800)
-    [small] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale_image).convert_parts([large])
+    [small] = await Screen(ScreenConfig(max_side=640), [COMPUTER], scale_image).convert_parts(
+        [large]
+    )
     assert isinstance(small, Media)
     assert (small.width, small.height, small.size) == (640, 400, len(small.data))
     assert size_of(small) == (640, 400)
@@ -110,12 +118,14 @@ async def test_a_picture_shrinks_in_proportion_and_gets_its_own_hash() -> None:
 
 async def test_a_picture_that_fits_is_passed_on_byte_for_byte() -> None:
     jpeg = picture(600, 400, "JPEG")
-    [shown] = await Screen(ScreenConfig(max_side=640), COMPUTER, scale_image).convert_parts([jpeg])
+    [shown] = await Screen(ScreenConfig(max_side=640), [COMPUTER], scale_image).convert_parts(
+        [jpeg]
+    )
     assert shown is jpeg
 
 
 async def test_a_picture_that_cannot_be_read_is_reported() -> None:
-    screen = Screen(ScreenConfig(max_side=64), COMPUTER, scale_image)
+    screen = Screen(ScreenConfig(max_side=64), [COMPUTER], scale_image)
     broken = [
         make_media(b"not a picture", "image/png"),
         make_media(picture(99, 99).data[:60], "image/png"),
@@ -194,12 +204,12 @@ async def test_only_a_look_at_the_screen_is_sent_again_when_its_fate_is_unknown(
 
 @pytest.mark.parametrize("position", ["X=" + "9" * 5000 + ",Y=1", "X=1,Y=" + "9" * 400])
 async def test_a_position_that_no_screen_has_is_text_like_any_other(position: str) -> None:
-    screen = Screen(THOUSANDTHS, COMPUTER, keep_unscaled)
+    screen = Screen(THOUSANDTHS, [COMPUTER], keep_unscaled)
     assert await screen.convert_parts([Text(position)]) == (Text(position),)
 
 
 async def test_a_screen_of_no_size_is_the_usual_one() -> None:
     tool = Tool("computer", "A screen of 000x000 pixels.", "{}")
-    screen = Screen(THOUSANDTHS, tool, keep_unscaled)
+    screen = Screen(THOUSANDTHS, [tool], keep_unscaled)
     assert screen.pixels == ScreenSize(1366, 768)
     assert await screen.convert_parts([Text("X=1,Y=1")]) == (Text("X=0,Y=1"),)

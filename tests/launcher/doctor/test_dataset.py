@@ -49,6 +49,15 @@ async def test_a_selection_that_leaves_nothing_is_named_in_the_learners_words(
     check(result, Status.FAIL, str(three), *words, "correct learner.select")
 
 
+async def test_tasks_on_a_screen_are_refused_where_the_policy_sees_nothing(
+    policy: Path, tmp_path: Path
+) -> None:
+    screen = task("tracker", 0, task_modality="computer_use")
+    content = spec(policy, write(tmp_path / "two.json", task("booking", 0), screen))
+    result = await probed("dataset", subject(content, tmp_path))
+    check(result, Status.FAIL, "1 of 2 tasks", repr(screen["key"]), "[policy.vision]")
+
+
 async def test_tasks_that_are_unchecked_are_counted_unless_a_command_checks_them_later(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:

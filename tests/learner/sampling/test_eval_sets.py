@@ -32,7 +32,7 @@ def config_of(tmp_path: Path, heldout: Path, **changes: Any) -> LearnerConfig:
 
 
 def load(config: LearnerConfig) -> list[EvalSet]:
-    return load_task_files(config, 0)[1]
+    return load_task_files(config, 0, sees_pictures=True)[1]
 
 
 def test_a_count_is_spread_over_all_environments_and_said_at_the_start(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_prepared_tasks_are_taken_whichever_of_them_are_selected(
     others.write_text(json.dumps([make_row(f"other-{n}") for n in range(3)]))
     select = {"env_keys": ["shop"], "tools": {"shop": ["buy"]}, "max_tasks": 5}
     config = config_of(tmp_path, data, data / "eval.jsonl", others, select=select)
-    tasks, sets = load_task_files(config, 0)
+    tasks, sets = load_task_files(config, 0, sees_pictures=True)
     assert len(tasks) == 5
     assert [len(each.tasks) for each in sets] == [6, 3]
 
@@ -77,12 +77,12 @@ def test_a_task_that_was_changed_added_or_moved_is_refused(tmp_path: Path, data:
         before = path.read_text()
         rewrite(path, change, to)
         with pytest.raises(ConfigError) as raised:
-            load_task_files(config_of(tmp_path, data), 0)
+            load_task_files(config_of(tmp_path, data), 0, sees_pictures=True)
         assert f"learner.data: 1 tasks of {path} are not as" in str(raised.value)
         assert message in str(raised.value)
         assert "prepare the data again, or leave learner.data out" in str(raised.value)
         path.write_text(before)
-    load_task_files(config_of(tmp_path, data), 0)
+    load_task_files(config_of(tmp_path, data), 0, sees_pictures=True)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_manifest_is_refused(
     if content is not None:
         (data / "manifest.json").write_text(content)
     with pytest.raises(ConfigError, match=message):
-        load_task_files(config_of(tmp_path, data), 0)
+        load_task_files(config_of(tmp_path, data), 0, sees_pictures=True)
 
 
 async def test_a_resumed_run_goes_on_with_the_data_that_it_began_with(

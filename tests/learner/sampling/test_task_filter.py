@@ -212,12 +212,29 @@ def test_the_files_of_a_spec_are_selected_from(tmp_path: Path) -> None:
         select={"env_keys": "env1,env2", "max_tasks": 5},
         eval={"sets": [{"name": "heldout", "tasks": heldout, "count": 4}]},
     )
-    tasks, (held,) = load_task_files(config, 0)
+    tasks, (held,) = load_task_files(config, 0, sees_pictures=True)
     assert len(tasks) == 5
     assert {t.env_key for t in tasks} == {"env1", "env2"}
     assert held.by_env == {"env1": 2, "env2": 2}
     with pytest.raises(ConfigError, match=r"learner\.select leaves none of the 12 tasks"):
-        load_task_files(make_config(tmp_path, select={"modality": "joint"}), 0)
+        load_task_files(make_config(tmp_path, select={"modality": "joint"}), 0, sees_pictures=True)
+
+
+def test_tasks_on_a_screen_are_refused_where_the_policy_sees_nothing(tmp_path: Path) -> None:
+    seen = Path(write_tasks(tmp_path / "heldout.json", 2, prefix="held"))
+    tasks = json.loads(seen.read_text())["tasks"]
+    seen.write_text(json.dumps([tasks[0], {**tasks[1], "task_modality": "browser_use"}]))
+    sets = {"sets": [{"name": "heldout", "tasks": str(seen)}]}
+    config = make_config(tmp_path, eval=sets)
+    with pytest.raises(ConfigError) as caught:
+        load_task_files(config, 0, sees_pictures=False)
+    assert f"1 of 2 tasks of {seen} are played on a screen, {tasks[1]['key']!r}" in str(
+        caught.value
+    )
+    assert "add a table [policy.vision]" in str(caught.value)
+    assert load_task_files(config, 0, sees_pictures=True)
+    without = make_config(tmp_path, eval=sets, select={"modality": "tool_use"})
+    assert load_task_files(without, 0, sees_pictures=False)
 
 
 def results(path: Path, verdicts: dict[Task, Outcome]) -> str:

@@ -16,7 +16,7 @@ from services.env_gateway.adapters.fleet.screen import (
     check_page_opened,
     navigate_action,
     page_url,
-    parse_first_screenshot,
+    parse_screenshot,
     tool_endpoints,
 )
 from services.env_gateway.adapters.fleet.verifier import FleetVerifier
@@ -96,7 +96,7 @@ class FleetInstance(Instance):
         if self._modality not in SCREEN_MODALITIES:
             return ()
         result = await self.call_tool(COMPUTER, SCREENSHOT, timeout_s=timeout_s)
-        return await parse_first_screenshot(result, in_browser=self._modality == "browser_use")
+        return await parse_screenshot(result, in_browser=self._modality == "browser_use")
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float

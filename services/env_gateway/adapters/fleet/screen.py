@@ -5,7 +5,7 @@ from typing import Any
 
 from services.env_gateway.adapters.fleet.browser import BrowserLease
 from services.env_gateway.ports import BackendError, CallResult, Media, Part
-from services.env_gateway.tools.computer_tool import decoded_aside
+from services.env_gateway.tools.computer_tool import parse_first_screenshot, summarize_parts
 
 SCREENSHOT = {"action": "screenshot"}
 SCREEN_MODALITIES = ("computer_use", "browser_use")
@@ -41,23 +41,15 @@ def navigate_action(url: str) -> dict[str, str]:
 def check_page_opened(url: str, result: CallResult) -> None:
     """Raise BackendError if a browser did not open a page."""
     if result.is_error:
-        message = f"the browser did not open {url}: {_summarize_parts(result.parts)}"
+        message = f"the browser did not open {url}: {summarize_parts(result.parts)}"
         raise BackendError("no_page", message, delivered=False)
 
 
-async def parse_first_screenshot(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
+async def parse_screenshot(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
     """Return the parts of a first screenshot. Raises BackendError if it shows nothing (yet)."""
-    parts = [await decoded_aside(part) for part in result.parts]
-    sizes = [len(p.data) for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
-    if result.is_error or not any(sizes):
-        message = f"the first screenshot is no picture: {_summarize_parts(parts)}"
-        raise BackendError("no_screenshot", message, delivered=False)
-    if in_browser and max(sizes) < _DRAWN_BYTES:
-        message = f"the browser has not drawn its page: a picture of {max(sizes)} bytes"
+    parts = await parse_first_screenshot(result)
+    size = max(len(part.data) for part in parts if isinstance(part, Media))
+    if in_browser and size < _DRAWN_BYTES:
+        message = f"the browser has not drawn its page: a picture of {size} bytes"
         raise BackendError("no_screenshot", message, delivered=False)
     return parts
-
-
-def _summarize_parts(parts: Sequence[Part]) -> str:
-    shown = [part.mime if isinstance(part, Media) else part.text[:200] for part in parts]
-    return "; ".join(shown) or "nothing"

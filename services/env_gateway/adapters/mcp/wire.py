@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from mcp_types import METHOD_NOT_FOUND
 
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
-from services.env_gateway.tools.computer_tool import make_media
+from services.env_gateway.tools.computer_tool import NO_PICTURE, make_media
 from services.env_gateway.tools.tool_schemas import dump_schema
 
 T = TypeVar("T")
@@ -105,6 +105,8 @@ def _load_or_keep(text: str) -> Any:
 def _parse_part(item: Mapping[str, Any]) -> Part:
     resource = item.get("resource") or {}
     encoded = item.get("data") or resource.get("blob")
+    if not encoded and item.get("type") == "image":
+        return Text(NO_PICTURE)
     if encoded is None:
         return Text(_describe_part(item, resource))
     mime = _require_text(

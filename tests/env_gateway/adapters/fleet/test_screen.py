@@ -8,7 +8,7 @@ import pytest
 
 from services.common.domain.attempts import ToolOutcome
 from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.fleet.screen import parse_first_screenshot
+from services.env_gateway.adapters.fleet.screen import parse_screenshot
 from services.env_gateway.episodes.episode_book import EpisodeState
 from services.env_gateway.episodes.episode_session import Session
 from services.env_gateway.ports import (
@@ -114,10 +114,10 @@ async def test_a_screen_that_shows_nothing_yet_is_retried(emulator: Emulator) ->
 
 async def test_a_browser_that_has_drawn_nothing_is_not_shown() -> None:
     blank = CallResult((Media(b"p" * 100, "image/png", b"h", 100),))
-    assert await parse_first_screenshot(blank, in_browser=False)
+    assert await parse_screenshot(blank, in_browser=False)
     for result, in_browser in ((blank, True), (CallResult((Text("busy"),)), False)):
         with pytest.raises(BackendError) as caught:
-            await parse_first_screenshot(result, in_browser=in_browser)
+            await parse_screenshot(result, in_browser=in_browser)
         assert (caught.value.delivered, caught.value.invalid) == (False, False)
 
 
