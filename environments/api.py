@@ -12,8 +12,8 @@ from environments.app import DataApp
 from environments.database import Rows, build_seed, open_database, run_query
 from environments.fleet_booking.app import FLEET_BOOKING
 from environments.gsm8k.data_ids import SINGLE_TURN_KEYS
-from environments.task_generator import APPS, Scenario, draw_scenario
-from environments.toolkit import Tool, ToolError, ToolSpec
+from environments.task_generator import ALL_APPS, APPS, Scenario, draw_scenario
+from environments.toolkit import Picture, Tool, ToolError, ToolSpec
 
 __all__ = [
     "ALL_KEYS",
@@ -22,6 +22,7 @@ __all__ = [
     "ENV_KEYS",
     "DatabaseName",
     "Instance",
+    "Picture",
     "Rows",
     "ToolError",
     "ToolSpec",
@@ -32,9 +33,9 @@ __all__ = [
 DatabaseName = Literal["seed", "current"]
 DATABASES: tuple[DatabaseName, ...] = ("seed", "current")
 DATA_APPS: dict[str, DataApp] = {app.key: app for app in (FLEET_BOOKING,)}
-# The environments whose tasks are generated and need tools, and all of them.
+# The environments whose tasks are generated and need tools but no pictures, and all of them.
 ENV_KEYS: tuple[str, ...] = tuple(APPS)
-ALL_KEYS: tuple[str, ...] = (*ENV_KEYS, *SINGLE_TURN_KEYS, *DATA_APPS)
+ALL_KEYS: tuple[str, ...] = (*ALL_APPS, *SINGLE_TURN_KEYS, *DATA_APPS)
 
 
 class Instance:
@@ -52,7 +53,7 @@ class Instance:
         return [tool.spec for tool in self._tools.values()]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Run a tool on `current` and return its JSON-able value.
+        """Run a tool on `current` and return its JSON-able value, or its `Picture`.
 
         All or nothing. Raises `ToolError` for an unknown tool, wrong arguments or a refusal.
         """
@@ -94,7 +95,7 @@ class Instance:
 
 def tools_of(env_key: str) -> Mapping[str, Tool]:
     """The tools of an environment by name; none for one without."""
-    app = APPS.get(env_key) or DATA_APPS.get(env_key)
+    app = ALL_APPS.get(env_key) or DATA_APPS.get(env_key)
     return app.tools if app else {}
 
 
@@ -107,5 +108,5 @@ def open_instance(env_key: str, data_id: str, data_version: str = "v1") -> Insta
         of = data_app.make_scenario(data_id, data_version)
         return Instance(of, data_app.tools, data_app.seed(data_id))
     of = draw_scenario(env_key, data_id, data_version)
-    schema = APPS[env_key].schema if env_key in APPS else ""
+    schema = ALL_APPS[env_key].schema if env_key in ALL_APPS else ""
     return Instance(of, tools_of(env_key), build_seed(schema, of))

@@ -50,15 +50,22 @@ class TaskKind:
     plan: Callable[[DrawnTask], list[Call]]
 
 
+Draw = Callable[[Names, str, random.Random], DrawnTask]
+
+
 @dataclass(frozen=True)
 class App:
-    """An app: its tables (SQL), its tools by name, its kinds of task and how one is drawn."""
+    """An app: its tables (SQL), its tools by name, its kinds of task and how one is drawn.
+
+    `other_versions` draws the tasks of data versions other than v1, by their names."""
 
     key: str
     schema: str
     tools: Mapping[str, Tool]
     kinds: Mapping[str, TaskKind]
-    draw: Callable[[Names, str, random.Random], DrawnTask]
+    draw: Draw
+    modality: str = "tool_use"
+    other_versions: Mapping[str, Draw] = field(default_factory=dict[str, Draw])
 
 
 @dataclass(frozen=True)

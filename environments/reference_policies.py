@@ -7,7 +7,7 @@ from typing import Any
 from environments.api import ToolError, ToolSpec
 from environments.app import Call
 from environments.name_lists import LISTS
-from environments.task_generator import APPS, Scenario, draw_scenario
+from environments.task_generator import ALL_APPS, DATA_VERSION, Scenario, draw_scenario
 
 _NAMES = frozenset(word for words in LISTS.values() for word in words)
 
@@ -16,8 +16,12 @@ CallTool = Callable[[str, dict[str, Any]], Any]  # raises ToolError for a refusa
 
 def plan_calls(task: Mapping[str, Any] | Scenario) -> list[Call]:
     """Return the calls that solve a task, with ids known from its seed."""
-    of = task if isinstance(task, Scenario) else draw_scenario(task["env_id"], task["data_id"])
-    return APPS[of.env_key].kinds[of.kind].plan(of)
+    of = task if isinstance(task, Scenario) else _scenario_of(task)
+    return ALL_APPS[of.env_key].kinds[of.kind].plan(of)
+
+
+def _scenario_of(task: Mapping[str, Any]) -> Scenario:
+    return draw_scenario(task["env_id"], task["data_id"], task.get("data_version", DATA_VERSION))
 
 
 def solve_task(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:

@@ -13,15 +13,27 @@ from environments.app import App, Scenario
 from environments.booking.app import BOOKING
 from environments.gsm8k.data_ids import SINGLE_TURN_KEYS, question_scenario
 from environments.name_lists import Names, Pool
+from environments.screen.app import SCREEN
 from environments.shop.app import SHOP
 from environments.tracker.app import TRACKER
 
-__all__ = ["APPS", "DATA_VERSIONS", "SPLITS", "Scenario", "Split", "draw_scenario", "make_data_id"]
+__all__ = [
+    "ALL_APPS",
+    "APPS",
+    "DATA_VERSION",
+    "SPLITS",
+    "Scenario",
+    "Split",
+    "draw_scenario",
+    "make_data_id",
+]
 
 Split = Literal["train", "heldout", "unseen_names", "demo"]
 
+# The apps of tasks that need no picture, and all apps.
 APPS: dict[str, App] = {app.key: app for app in (BOOKING, TRACKER, SHOP)}
-DATA_VERSIONS = ("v1",)
+ALL_APPS: dict[str, App] = {**APPS, SCREEN.key: SCREEN}
+DATA_VERSION = "v1"
 SPLITS: dict[str, tuple[Pool, bool]] = {  # names, and whether the pairs are the held-out ones
     "train": ("train", False),
     "heldout": ("train", True),
@@ -43,12 +55,14 @@ def make_data_id(split: Split, index: int) -> str:
 
 def draw_scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
     """Draw the scenario of a data id. Raises `ValueError` naming what is not known."""
-    app = APPS.get(env_key)
+    app = ALL_APPS.get(env_key)
     if app is None and env_key not in SINGLE_TURN_KEYS:
-        known = ", ".join((*APPS, *SINGLE_TURN_KEYS))
+        known = ", ".join((*ALL_APPS, *SINGLE_TURN_KEYS))
         raise ValueError(f"Environment '{env_key}' not found: use one of {known}")
-    if data_version not in DATA_VERSIONS:
-        raise ValueError(f"data version {data_version!r} not found: use {DATA_VERSIONS[-1]!r}")
+    versions = (DATA_VERSION, *(app.other_versions if app else ()))
+    if data_version not in versions:
+        known = " or ".join(map(repr, versions))
+        raise ValueError(f"data version {data_version!r} not found: use {known}")
     if app is None:
         return question_scenario(env_key, data_id, data_version)
     match = _DATA_ID.fullmatch(data_id)
@@ -60,7 +74,8 @@ def draw_scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scena
     pool, heldout = SPLITS[match[1]]
     rng = random.Random(f"{env_key}/{data_id}/{data_version}")
     kind = rng.choice(list(app.kinds))
-    drawn = app.draw(Names(rng, env_key, pool, heldout), kind, rng)
+    draw = app.other_versions.get(data_version, app.draw)
+    drawn = draw(Names(rng, env_key, pool, heldout), kind, rng)
     prompt = rng.choice(app.kinds[kind].phrasings).format(**drawn.slots)
     return Scenario(
         slots=drawn.slots,

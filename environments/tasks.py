@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from environments.reference_policies import plan_calls
-from environments.task_generator import APPS, SPLITS, Split, draw_scenario, make_data_id
+from environments.task_generator import (
+    ALL_APPS,
+    APPS,
+    DATA_VERSION,
+    SPLITS,
+    Split,
+    draw_scenario,
+    make_data_id,
+)
 
 VERSION = "v1"
 _ALIASES = {
@@ -40,18 +48,21 @@ def verifier_source(env_key: str, kind: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
+def make_task(
+    env_key: str, split: Split, index: int, data_version: str = DATA_VERSION
+) -> dict[str, Any]:
     """Make the task `index` of a split. Raises `ValueError` for an unknown one."""
-    of = draw_scenario(env_key, make_data_id(split, index))
+    of = draw_scenario(env_key, make_data_id(split, index), data_version)
+    version = "" if data_version == DATA_VERSION else f"-{data_version}"
     return {
-        "key": f"{env_key}-{of.data_id}",
+        "key": f"{env_key}-{of.data_id}{version}",
         "prompt": of.prompt,
         "env_id": env_key,
         "version": VERSION,
         "data_id": of.data_id,
         "data_version": of.data_version,
         "verifier_func": verifier_source(env_key, of.kind),
-        "task_modality": "tool_use",
+        "task_modality": ALL_APPS[env_key].modality,
         "env_variables": of.variables,
     }
 
@@ -67,12 +78,16 @@ def make_solution(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_tasks(
-    env_keys: Sequence[str], split: Split, count: int, start: int = 0
+    env_keys: Sequence[str],
+    split: Split,
+    count: int,
+    start: int = 0,
+    data_version: str = DATA_VERSION,
 ) -> Iterator[dict[str, Any]]:
     """Make `count` tasks, the environments taking turns."""
     for position in range(start, start + count):
         index, turn = divmod(position, len(env_keys))
-        yield make_task(env_keys[turn], split, index)
+        yield make_task(env_keys[turn], split, index, data_version)
 
 
 def normalize_task(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,8 +159,15 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--env",
         action="append",
-        choices=list(APPS),
-        help="environment to take tasks from; may be repeated (default: all, taking turns)",
+        choices=list(ALL_APPS),
+        help="environment to take tasks from; may be repeated (default: "
+        f"{', '.join(APPS)}, taking turns)",
+    )
+    parser.add_argument(
+        "--data-version",
+        default=DATA_VERSION,
+        help="version of the data (default %(default)s); mixed_up, of screen: the control whose "
+        "pictures show other tiles than those that can be clicked",
     )
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument(
@@ -159,7 +181,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.count < 1 or options.start < 0:
         parser.error("--count must be at least 1 and --start at least 0")
-    tasks = list(make_tasks(options.env or list(APPS), options.split, options.count, options.start))
+    env_keys = options.env or list(APPS)
+    try:
+        tasks = list(
+            make_tasks(env_keys, options.split, options.count, options.start, options.data_version)
+        )
+    except ValueError as error:
+        parser.error(str(error))
     if options.solutions is not None:
         options.solutions.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(make_solution(task)) + "\n" for task in tasks]

@@ -1,9 +1,9 @@
 """Conversion of annotated Python functions to tools: JSON schema, behaviour hints, checked calls.
 
 A tool function takes the database connection first and then its named arguments, each annotated
-`Annotated[str, "what it is"]`, or the same with int, float, bool or list[str]. An argument with a
-default value is optional (`Annotated[str | None, ...] = None`), and null is then the same as not
-given. The docstring is the tool's description.
+`Annotated[str, "what it is"]`, or the same with int, float, bool, list[str] or list[int]. An
+argument with a default value is optional (`Annotated[str | None, ...] = None`), and null is then
+the same as not given. The docstring is the tool's description.
 """
 
 import inspect
@@ -21,6 +21,7 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     float: {"type": "number"},
     bool: {"type": "boolean"},
     list[str]: {"type": "array", "items": {"type": "string"}},
+    list[int]: {"type": "array", "items": {"type": "integer"}},
 }
 _NOUNS: dict[Any, str] = {
     str: "a string",
@@ -28,11 +29,19 @@ _NOUNS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     list[str]: "a list of strings",
+    list[int]: "a list of integers",
 }
 
 
 class ToolError(Exception):
     """A call that the app refuses; the message is what the policy sees."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A tool's value that is a PNG and not JSON."""
+
+    png: bytes
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,10 @@ class Tool:
 
 
 def _fits_type(value: Any, wanted: Any) -> bool:
-    if wanted == list[str]:
+    if typing.get_origin(wanted) is list:
+        (item_type,) = typing.get_args(wanted)
         return isinstance(value, list) and all(
-            _fits_type(item, str) for item in cast(list[Any], value)
+            _fits_type(item, item_type) for item in cast(list[Any], value)
         )
     # `type is` and not isinstance: True is an int in Python, but not in JSON.
     if type(value) is float:
@@ -136,7 +146,7 @@ def _parse_annotation(function: Callable[..., Any], name: str, hint: Any) -> tup
     if base not in _SCHEMAS or len(description) != 1:
         raise TypeError(
             f"{function.__name__}({name}): annotate it as Annotated[str, 'description'], or with "
-            "int, float, bool or list[str] in place of str"
+            "int, float, bool, list[str] or list[int] in place of str"
         )
     return base, str(description[0])
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from environments.server.codec import ApiError
 from environments.server.instance_registry import ENVIRONMENT_VERSION, InstanceRequest
-from environments.task_generator import APPS, make_data_id
+from environments.task_generator import ALL_APPS, make_data_id
 
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2")
 TEAM, PROFILE = "local", "local-profile"
@@ -50,7 +50,7 @@ class MakeInstance(BaseModel):
         if version is not None and version not in versions:
             known = f"use one of {', '.join(versions)}"
             raise ApiError(400, f"Version '{version}' not found for '{self.env_key}': {known}")
-        if self.data_key is None and self.env_key not in APPS:
+        if self.data_key is None and self.env_key not in ALL_APPS:
             raise ApiError(400, f"data_key: '{self.env_key}' has no default data")
         if self.region is not None and self.region not in REGIONS:
             regions = list(REGIONS)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from environments.api import ToolError, ToolSpec
 from environments.fleet_emulator.computer.screen import Screen
-from environments.fleet_emulator.computer.tool import Computer, WithComputer
+from environments.fleet_emulator.computer.tool import COMPUTER, Computer, WithComputer
 from environments.fleet_emulator.faults import FaultPlan
 from environments.fleet_emulator.instance_lookup import FleetLookup, UpstreamError
 from environments.fleet_emulator.request_counters import Counters
@@ -62,14 +62,17 @@ class Desks:
         return [] if computer is None else [*computer.log]
 
     def get_all_tools(self, instance_id: str) -> Tools:
-        """Return the app's tools and `computer`."""
+        """Return the app's tools and `computer`; an app that draws its own screens has that."""
+        own = self.get_own_tools(instance_id)
+        if any(tool.name == COMPUTER for tool in own.tools()):
+            return own
         computer = self._computers.get(instance_id)
         if computer is None:
             self._forget_stopped()
             computer = self._computers[instance_id] = Computer(
                 self._make_screen(instance_id), lambda: self._plan.settings.pictures
             )
-        return WithComputer(self.get_own_tools(instance_id), computer)
+        return WithComputer(own, computer)
 
     def open_page(self, path: str) -> Screen | None:
         """Open a separate screen for a browser; `path` is that of an instance's root."""

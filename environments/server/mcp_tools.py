@@ -8,7 +8,6 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mcp.server.context import ServerRequestContext
@@ -26,17 +25,10 @@ from mcp.types import (
 )
 from starlette.types import Receive, Scope, Send
 
-from environments.api import ToolError, ToolSpec
+from environments.api import Picture, ToolError, ToolSpec
 
 _Context = ServerRequestContext[Any, Any]
 _TOOLS = "flotilla.tools"  # key of the ASGI scope
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A tool's value that is a PNG and not JSON."""
-
-    png: bytes
 
 
 class Tools(Protocol):

@@ -51,14 +51,17 @@ async def _opened_dependencies(
 ) -> "AsyncGenerator[LearnerDependencies]":
     """Yield the learner's dependencies. On exit the ranks close first, then what they rely on."""
     from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
-    from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
+    from services.learner.checkpoints.adapters.model_assets import (
+        tokenizer_digests_of,
+        vision_family_of,
+    )
     from services.learner.dependencies import LearnerDependencies
     from services.learner.dumps.run_dumps import Dumps
     from services.learner.tracking.adapters.build_trackers import build_trackers
     from services.learner.weights.publication_child import server_config_of
 
     config, policy = runtime.config, runtime.shared.policy
-    tokenizer = tokenizer_digests_of(policy)
+    tokenizer, vision = tokenizer_digests_of(policy), vision_family_of(policy)
     hosted = config.engine == "tinker"
     cluster = None if hosted else _build_cluster(runtime)
     ranks = (_build_hosted if hosted else _build_ranks)(runtime, memory, cluster)
@@ -77,7 +80,7 @@ async def _opened_dependencies(
         store, export = _open_remote_store(runtime), None if hosted else _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
-            *(sender, dumps or Dumps()),
+            *(sender, dumps or Dumps(), vision),
         )
 
 

@@ -103,7 +103,7 @@ async def _serve_and_train(
 
         def accept_calls(info: ModelInfo) -> None:
             longest = runtime.shared.policy.max_model_len
-            limits.set_result(TokenLimits(info.vocab_size, longest, info.experts))
+            limits.set_result(TokenLimits(info.vocab_size, longest, info.experts, vendors.vision))
             serving.set_serving(True)
 
         runtime.report_status(partial(_heartbeat_status, state, limits))

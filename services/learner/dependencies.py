@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.common.images.vision_family import VisionFamily
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.dumps.run_dumps import Dumps
@@ -31,6 +32,8 @@ class LearnerDependencies:
     sender: LiveSender | None = None
     # By default the run writes none.
     dumps: Dumps = field(default_factory=Dumps)
+    # How the policy reads pictures; None if it is shown none.
+    vision: VisionFamily | None = None
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
 from services.common.domain.trajectory import Experts
-from services.common.images.picture import PlacedPicture
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 
 
@@ -45,6 +45,8 @@ class TrainSequence:
     experts: Experts | None = None
     # In order.
     pictures: tuple[PlacedPicture, ...] = ()
+    # The engine has scored these tokens and sampled none: with ids that it never samples, too.
+    canary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class ModelInfo:
     reference: bytes | None = None
     # Set if the model's engines report the experts that they choose.
     experts: ExpertShape | None = None
+    # Ids that engines never sample: those that stand for pictures.
+    banned_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ class Publication:
     canary_token_ids: NDArray[np.int32]
     # Trainer's logprobs of canary tokens 1..n-1 given their prefixes, at temperature 1.
     canary_logprobs: NDArray[np.float32]
+    # Shown among the tokens.
+    canary_pictures: tuple[ShownPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
 from services.common.domain.task_text import write_task
 from services.common.domain.trajectory import Experts
-from services.common.images.picture import Picture
+from services.common.images.picture import Picture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 
 
@@ -149,6 +149,8 @@ class Publication:
     # The next one may be fetched as a difference from this one.
     keep: bool = False
     probes: tuple[Probe, ...] = ()
+    # Shown among the canary's tokens.
+    canary_pictures: tuple[ShownPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

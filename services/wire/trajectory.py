@@ -3,7 +3,7 @@
 Decoding checks the form only; the learner checks consistency
 (`services/learner/api/decode.py`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from itertools import accumulate
 from typing import Any
@@ -36,17 +36,23 @@ _Fields = dict[str, Any]
 
 
 def encode_submission(trajectory: Trajectory) -> Iterator[group_pb.SubmitTrajectoryRequest]:
-    """Yield the header, then chunks."""
+    """Yield the header, then chunks of sequences, then those of pictures."""
     header: Any = _header_fields(trajectory)
     yield group_pb.SubmitTrajectoryRequest(header=header)
     for index, sequence in enumerate(trajectory.sequences):
         for chunk in _chunk_fields(index, sequence):
             piece: Any = chunk
             yield group_pb.SubmitTrajectoryRequest(chunk=piece)
+    for index, data in enumerate(trajectory.pictures.values()):
+        for start in range(0, len(data), CHUNK_BYTES):
+            part: Any = {"picture_index": index, "data": data[start : start + CHUNK_BYTES]}
+            yield group_pb.SubmitTrajectoryRequest(picture=part)
 
 
 def decode_trajectory(
-    header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...]
+    header: trajectory_pb2.TrajectoryHeader,
+    sequences: tuple[Sequence, ...],
+    pictures: Mapping[str, bytes],
 ) -> Trajectory:
     """Return the trajectory of a header; it has no reward and no failure if the header has neither.
 
@@ -70,6 +76,7 @@ def decode_trajectory(
         counts=_decode_counts(header.counts),
         facts=_decode_facts(header),
         tools=header.tools,
+        pictures=pictures,
     )
 
 
@@ -98,6 +105,10 @@ def _header_fields(trajectory: Trajectory) -> _Fields:
         "instance_id": facts.instance_id,
         "content_digest": trajectory.content_digest,
         "tools": trajectory.tools,
+        "pictures": [
+            {"sha256": bytes.fromhex(sha256), "size_bytes": len(data)}
+            for sha256, data in trajectory.pictures.items()
+        ],
     }
 
 

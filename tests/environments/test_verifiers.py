@@ -9,12 +9,12 @@ import environments
 from environments.api import Instance, ToolError, open_instance
 from environments.local_verifier import run_verifier
 from environments.reference_policies import plan_calls
-from environments.task_generator import APPS, Scenario, draw_scenario
+from environments.task_generator import ALL_APPS, Scenario, draw_scenario
 from environments.tasks import verifier_source
 from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent
-KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]
+KINDS = [(key, kind) for key, app in ALL_APPS.items() for kind in app.kinds]
 # Verifiers of the final answer alone, without an app's state.
 ANSWERS = [("gsm8k", "flexible"), ("gsm8k", "strict")]
 
@@ -96,10 +96,18 @@ def damage_shop(of: Scenario) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+def damage_screen(of: Scenario) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("computer", {"action": "left_click", "coordinate": [0, 0]}),
+        *plan_calls(of),
+    ]
+
+
 DAMAGE: dict[str, Callable[[Scenario], list[tuple[str, dict[str, Any]]]]] = {
     "booking": damage_booking,
     "tracker": damage_tracker,
     "shop": damage_shop,
+    "screen": damage_screen,
 }
 
 

@@ -7,6 +7,7 @@ the canary's, are computed from the weights that it has loaded.
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from environments.reference_policies import plan_calls
+from services.common.images.picture import ShownPicture
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.tokenizer_port import Tokenizer
@@ -87,5 +89,7 @@ class SmallEngine(FakeEngine):
         self._weights = load_file(path)
         await super().load_weights(publication, path)
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         return token_logprobs(self._weights, token_ids)

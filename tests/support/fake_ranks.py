@@ -66,6 +66,8 @@ class FakeRanks:
             digest.update(sequence.token_ids.tobytes())
             digest.update(sequence.behaviour_logprobs.tobytes())
             digest.update(bytes([sequence.staleness]))
+            for place in sequence.pictures:
+                digest.update(f"{place.grid}{place.offset}".encode() + batch.pictures[place.sha256])
         seed = int.from_bytes(digest.digest()[:8])
         self.parameters = np.random.default_rng(seed).integers(0, 2**63, _SIZE, dtype=np.uint64)
         self.step = batch.step

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from typing import Any
 
 # Status, headers besides the length, and body.
@@ -19,6 +20,9 @@ def serve_answers(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Generat
             self.do_GET()
 
         def do_POST(self) -> None:
+            # Closing a connection with unread bytes resets it, and its answer may be lost.
+            sent = self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.rfile = BytesIO(sent)
             self.do_GET()
 
         def do_GET(self) -> None:

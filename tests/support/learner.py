@@ -24,6 +24,7 @@ from flotilla.learner.v1 import (
     policy_service_pb2_grpc,
     trajectory_pb2,
 )
+from services.common.images.vision_family import VisionFamily
 from services.common.process.host_identity import host_digest
 from services.common.process.runtime import Runtime
 from services.common.rpc import rpc
@@ -109,6 +110,7 @@ async def learner(
     weight_server: str | None = None,
     dumps: Dumps | None = None,
     run_id: str = "run",
+    vision: VisionFamily | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
     runtime = make_runtime(tmp_path, config, listen=address, run_id=run_id)
@@ -121,6 +123,7 @@ async def learner(
         alarm_sinks=[JsonlAlarmSink(tmp_path / "run" / "alarms.jsonl", run_id)],
         export=export,
         dumps=dumps or Dumps(),
+        vision=vision,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:
@@ -142,13 +145,25 @@ class Submission:
     token_ids: list[bytes] = field(default_factory=list[bytes])
     logprobs: list[bytes] = field(default_factory=list[bytes])
     digest: bytes | None = None
+    # Files of the header's pictures.
+    pictures: list[bytes] = field(default_factory=list[bytes])
+
+    @property
+    def content_digest(self) -> bytes:
+        hashes = [[m.sha256 for m in s.media if "image/" in m.mime] for s in self.header.sequences]
+        arrays = zip(self.token_ids, self.logprobs, map(b"".join, hashes), strict=True)
+        return xxhash.xxh3_128_digest(b"".join(chain.from_iterable(arrays)))
 
     async def parts(self) -> AsyncIterator[pb.SubmitTrajectoryRequest]:
-        arrays = zip(self.token_ids, self.logprobs, strict=True)
-        digest = xxhash.xxh3_128_digest(b"".join(chain.from_iterable(arrays)))
         request = pb.SubmitTrajectoryRequest(header=self.header)
-        request.header.content_digest = self.digest or digest
+        request.header.content_digest = self.digest or self.content_digest
         yield request
+        for index, data in enumerate(self.pictures):
+            for start in range(0, len(data), 512):
+                picture = trajectory_pb2.PictureChunk(
+                    picture_index=index, data=data[start : start + 512]
+                )
+                yield pb.SubmitTrajectoryRequest(picture=picture)
         for index, (ids, scores) in enumerate(zip(self.token_ids, self.logprobs, strict=True)):
             chunk = trajectory_pb2.SequenceChunk(
                 sequence_index=index, token_ids=ids, logprobs=scores
@@ -310,8 +325,7 @@ class FakeWorker:
         submission.header.worker_id = self.worker_id
         response = await self.groups.SubmitTrajectory(submission.parts(), timeout=60)
         k = submission.header.key
-        digest = xxhash.xxh3_128(b"".join(submission.token_ids + submission.logprobs)).digest()
-        self.receipts[k.group_id, k.attempt_index, getattr(k, "try")] = digest
+        self.receipts[k.group_id, k.attempt_index, getattr(k, "try")] = submission.content_digest
         return response
 
     async def play(self, lease: pb.Lease) -> None:
@@ -319,7 +333,11 @@ class FakeWorker:
             await asyncio.sleep(self._delay_s)
             policy = policy_pb2.PolicyId()
             policy.CopyFrom(self.policy)
-            await self.submit(graded(lease, attempt, policy))
+            await self.submit(self.show(lease, attempt, graded(lease, attempt, policy)))
+
+    def show(self, lease: pb.Lease, attempt: pb.LeasedAttempt, made: Submission) -> Submission:
+        """Return what it has seen in an attempt."""
+        return made
 
     async def work(self) -> None:
         """Lease a group and play it, for ever."""

@@ -2,6 +2,7 @@
 
 Libraries of tensors are imported where a model is made: not every environment has them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,13 @@ def engine_folder(shared_folders: SharedFolders) -> Path:
     from tests.support.tiny_model import make_model
 
     return shared_folders.filled_by(make_model, "engine-model")
+
+
+@pytest.fixture(scope="session")
+def vision_folder(shared_folders: SharedFolders, one_thread: None) -> Callable[[str], Path]:
+    """Tiny vision models by `model_type`, each with its tokenizer and image processor."""
+    from tests.support.vision_models import make_vision_model
+
+    return lambda kind: shared_folders.filled_by(
+        lambda path: make_vision_model(path, kind), f"vision-{kind}"
+    )

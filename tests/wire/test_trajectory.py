@@ -195,6 +195,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             counts=every_field(Counts, tool_errors=NAMED, parse_messages=NAMED),
             facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),
             tools=st.sampled_from((b"", b'[{"type": "function"}]')),
+            pictures=st.just({}),
         )
     )
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from environments.api import ToolError, ToolSpec
+from environments.api import Picture, ToolError, ToolSpec
 from environments.fleet_emulator.computer.draw import draw_screen
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
 from environments.fleet_emulator.computer.screen import Screen
-from environments.server.mcp_tools import Picture, Tools
+from environments.server.mcp_tools import Tools
 
 COMPUTER = "computer"
 _CLICKS = ("left_click", "double_click", "mouse_move")

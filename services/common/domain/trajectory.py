@@ -21,7 +21,7 @@ MOST_MEDIA_BYTES = 512 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An item that the policy saw at least in part: an image, or a truncated tool answer.
+    """An item that the policy saw at least in part: a picture, or a truncated tool answer.
 
     `token_offset` is the first token of the run that shows it. `content` is the whole item, or
     empty if it is not kept here: the bytes of pictures are in `Trajectory.pictures`. `grid` is a
@@ -34,6 +34,11 @@ class Media:
     processor_digest: str = ""
     size_bytes: int = 0
     content: bytes = field(default=b"", repr=False)
+
+
+def is_picture(mime: str) -> bool:
+    """Return True for media that are pictures, not text."""
+    return mime.startswith("image/")
 
 
 # [tokens, layers, experts per token]; layers without experts count too.
@@ -86,6 +91,18 @@ class Sequence:
     def shared(self) -> int:
         """Number of its first tokens that are its parent's."""
         return self.origin.shared if self.origin else 0
+
+    @property
+    def pictures(self) -> tuple[Media, ...]:
+        """Media of it that are pictures, in the order of their tokens."""
+        return tuple(item for item in self.media if is_picture(item.mime))
+
+    @property
+    def picture_ids(self) -> frozenset[int]:
+        """The ids of the tokens that stand for its pictures."""
+        count = len(self.token_ids)
+        places = (item.token_offset for item in self.pictures)
+        return frozenset(int(self.token_ids[at]) for at in places if at < count)
 
 
 # A tuple, for the same reason as Span.
@@ -159,8 +176,9 @@ class Trajectory:
     # The tools that the chat template was given, as a JSON array; empty if unknown. The journal
     # keeps them once, under the digest in `facts`.
     tools: bytes = field(default=b"", repr=False)
-    # PNG or JPEG files that its sequences show, by hexadecimal SHA-256; an empty one is known to
-    # the learner already. The journal keeps each once for its group.
+    # PNG or JPEG files that its sequences show, by hexadecimal SHA-256, as far as they are at hand:
+    # those that the learner already has for the group do not travel again, and what reads only
+    # tokens from a journal does not load them.
     pictures: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
 
     @property
@@ -186,10 +204,20 @@ class Trajectory:
     def policy_tokens(self) -> int:
         return sum(len(sequence.logprobs) for sequence in self.sequences)
 
+    @property
+    def shown_pictures(self) -> dict[str, Media]:
+        """Each picture that its sequences show, by hexadecimal SHA-256, at one of its places."""
+        return {item.sha256: item for each in self.sequences for item in each.pictures}
+
 
 def content_digest(sequences: Items[Sequence]) -> bytes:
-    """Digest the bytes of token ids, logprobs and experts, sequence by sequence."""
-    return digest_arrays(array for sequence in sequences for array in wire_arrays(sequence))
+    """Digest the bytes of token ids, logprobs and experts, and the hashes of pictures, sequence by
+    sequence."""
+    return digest_arrays(
+        part
+        for each in sequences
+        for part in (*wire_arrays(each), *(bytes.fromhex(p.sha256) for p in each.pictures))
+    )
 
 
 def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:

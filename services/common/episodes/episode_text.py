@@ -9,7 +9,7 @@ The rollout recorded the messages (see `common/domain/messages`); a sequence wit
 its authors. Texts come from an episode and may be hostile: no code here trusts them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
@@ -33,6 +33,22 @@ from services.common.text.parsing import TextLimits, parse_json
 _LIMITS = TextLimits(bytes=2**22, values=2**18)
 # Maps token ids to text, special tokens included.
 Decode = Callable[[Items[int]], str]
+
+
+def write_pictures_once(decode: Decode, picture_ids: Collection[int]) -> Decode:
+    """Return `decode` with one token for each picture, as chat templates write it, in place of the
+    hundreds that stand for it."""
+    if not picture_ids:
+        return decode
+
+    def decode_once(ids: Items[int]) -> str:
+        before = [-1, *ids[:-1]]
+        pairs = zip(ids, before, strict=False)
+        return decode([each for each, last in pairs if each != last or each not in picture_ids])
+
+    return decode_once
+
+
 # Roles of runs whose messages are unknown.
 _ROLES: dict[Author, ChatRole] = {
     Author.PROMPT: "user",
@@ -186,6 +202,7 @@ def _read_sequence(
     timings: Items[TurnTiming],
     played: int,
 ) -> SequenceText:
+    decode = write_pictures_once(decode, sequence.picture_ids)
     runs, token_ids = tuple(_read_runs(sequence, decode)), sequence.token_ids.tolist()
     places = {item.sha256: place for place, item in enumerate(sequence.media)}
 

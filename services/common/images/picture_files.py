@@ -63,6 +63,21 @@ def decode_picture(data: bytes) -> Image.Image:
         raise PictureRefused(f"the picture cannot be read: {error}"[:200]) from error
 
 
+def read_size(data: bytes) -> tuple[int, int]:
+    """Return width and height of a picture's bytes, in pixels, without decoding them.
+
+    Raises PictureRefused for bytes that `read_picture` does not return."""
+    try:
+        with Image.open(io.BytesIO(data), formats=tuple(_MIMES)) as image:
+            size, mode = image.size, image.mode
+    except _BROKEN as error:
+        raise PictureRefused(f"the picture cannot be read: {error}"[:200]) from error
+    _check_size(*size)
+    if mode != "RGB":
+        raise PictureRefused(f"the picture is in {mode}, not in RGB")
+    return size
+
+
 def _check_size(width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
         raise PictureRefused(f"{width}x{height} pixels are more than {MOST_PIXELS}")

@@ -76,8 +76,8 @@ class VisionFamily:
 
 
 def load_vision_family(folder: Path, vision: VisionConfig) -> VisionFamily:
-    """Read how the model in a folder reads pictures, by its config.json and
-    preprocessor_config.json.
+    """Read how the model in a folder reads pictures, by its config.json and the settings of its
+    processor.
 
     Raises ConfigError for models that read none, or that are not known."""
     settings = _read(folder, "config.json")
@@ -87,7 +87,7 @@ def load_vision_family(folder: Path, vision: VisionConfig) -> VisionFamily:
             f"policy.vision: models of type {str(kind)[:80]!r} are not shown pictures; those of"
             f" {', '.join(FAMILIES)} are: choose such a model, or remove [policy.vision]"
         )
-    processor = _read(folder, "preprocessor_config.json")
+    processor = read_processor(folder)
     tower = settings["vision_config"]
     bounds = _pixel_bounds(processor, vision)
     merge = processor.get("merge_size", tower.get("spatial_merge_size", 2))
@@ -106,6 +106,18 @@ def load_vision_family(folder: Path, vision: VisionConfig) -> VisionFamily:
     )
 
 
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of a model's image processor, from where transformers reads them: newer
+    folders have them in processor_config.json, others in preprocessor_config.json.
+
+    Raises ConfigError."""
+    if (folder / "processor_config.json").exists():
+        nested = _read(folder, "processor_config.json").get("image_processor")
+        if isinstance(nested, dict):
+            return nested
+    return _read(folder, "preprocessor_config.json")
+
+
 def _pixel_bounds(processor: Mapping[str, Any], vision: VisionConfig) -> tuple[int, int]:
     size = processor.get("size") or {}
     least = processor.get("min_pixels") or size.get("shortest_edge") or _BOUNDS[0]
@@ -114,7 +126,7 @@ def _pixel_bounds(processor: Mapping[str, Any], vision: VisionConfig) -> tuple[i
     if least > most:
         raise ConfigError(
             f"policy.vision: min_pixels is {least} and max_pixels {most}, one of them by"
-            " preprocessor_config.json; set both"
+            " the model's own processor; set both"
         )
     return least, most
 

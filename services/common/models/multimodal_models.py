@@ -1,7 +1,8 @@
 """Models that read images or sound beside text, as described by their config.json.
 
-They are trained on text only: the ranks load the published class without its other parts, whose
-weights stay in the model's own files until an export copies them from there."""
+Without `policy.vision` they are trained on text only: the ranks load the published class without
+its other parts, whose weights stay in the model's own files until an export copies them from
+there."""
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ TRAINED_TYPES = (
     *("gemma3", "gemma4", "internvl", "mistral3"),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
 )
-# How the names of text weights begin in transformers' classes, and in the files of some families.
+# How the names of weights begin in transformers' classes, and in the files of some families.
 _FILE_PREFIXES: Mapping[str, Sequence[str]] = {
     "model.language_model.": ("language_model.model.", "model."),
+    "model.visual.": ("visual.",),
     "lm_head.": ("language_model.lm_head.",),
 }
 _NESTED = "language_model."

@@ -9,7 +9,9 @@ from services.common.files.table_dump import dump_command
 from services.common.process.own_version import own_version
 
 JOURNAL_FILE = "journal.sqlite"
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
+# Formats that are read; a learner that opens one brings it to the present one.
+READ_VERSIONS = ("6", SCHEMA_VERSION)
 # Locked by the learner that writes the journal.
 LOCK = "journal.lock"
 
@@ -48,8 +50,8 @@ def open_read_only(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def check_schema(path: Path, found: str | None) -> None:
-    """Raise JournalError for a schema that this program does not use."""
-    if found not in (None, SCHEMA_VERSION):
+    """Raise JournalError for a schema that this program does not read."""
+    if found not in (None, *READ_VERSIONS):
         raise JournalError(
             f"{path} has format {found}, but {own_version()} reads and writes format"
             f" {SCHEMA_VERSION}. Use the flotilla that wrote it, or start a new run."

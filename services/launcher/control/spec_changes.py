@@ -23,6 +23,7 @@ _FIXED = {
     "policy.tinker.model": "its checkpoints belong to this model",
     "policy.dtype": "engine and trainer were compared in it",
     "policy.rope_scaling": "its weights were trained under it",
+    "policy.vision": "its checkpoints and trajectories are of a policy that sees so",
 }
 _CRITIC = ("learner.algorithm.advantage", "gae")
 # A revision that the launcher has pinned.

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Logit of ids that are never sampled: its exponential is exactly 0, as that of minus infinity is,
+# and their product is 0 and not NaN.
+_NEVER = -1e30
 # Maps (logprobs of a chunk, the chunk's slice of the tokens) to each token's weighted loss, both of
 # the shape of the targets.
 # A token's loss may depend only on its own logprob, unless the objective is `coupled`: it is
@@ -29,6 +32,7 @@ class _LossPlan:
     entropy_weights: EntropyWeights | None
     coupled: bool
     chunk: int
+    banned: Tensor | None
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -40,8 +44,11 @@ class _ChunkScores:
 
     They are the largest tensors here: allocating them per chunk costs more than the computation."""
 
-    def __init__(self, head: Tensor, rows: int, precise: torch.dtype) -> None:
+    def __init__(
+        self, head: Tensor, rows: int, precise: torch.dtype, banned: Tensor | None
+    ) -> None:
         self._head = head
+        self._banned = banned
         self._log_probs, self._probs = (
             head.new_empty(rows, len(head), dtype=precise) for _ in range(2)
         )
@@ -55,6 +62,8 @@ class _ChunkScores:
         else:
             logits.copy_(hidden @ self._head.t())
         logits.div_(temperature[:, None])
+        if self._banned is not None:
+            logits.index_fill_(1, self._banned, _NEVER)
         # Not `softmax`: on a CPU it sums a row in as many float32 numbers as a vector has lanes,
         # and the unlikely tokens of a likely token's lane vanish.
         logits.sub_(logits.amax(-1, keepdim=True))
@@ -69,12 +78,19 @@ def _chunk_spans(count: int, chunk: int) -> list[slice]:
 
 @torch.no_grad()
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, *, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    *,
+    chunk: int,
+    banned: Tensor | None = None,
 ) -> Tensor:
     """Return logprobs of `targets` [n], or several at each position [n, k], given `hidden`
-    [n, width]; float32, no gradient."""
+    [n, width]; float32, no gradient. Ids in `banned`, int64, are never sampled, and no targets."""
     precise = _accumulation_dtype(hidden.dtype)
-    scores = _ChunkScores(weight.to(hidden.dtype), min(chunk, len(targets)), precise)
+    head, rows = weight.to(hidden.dtype), min(chunk, len(targets))
+    scores = _ChunkScores(head, rows, precise, banned)
     logprobs = hidden.new_empty(targets.shape, dtype=precise)
     for span in _chunk_spans(len(targets), chunk):
         log_probs, _ = scores.score_chunk(hidden[span], temperature[span])
@@ -97,6 +113,7 @@ def fused_policy_loss(
     chunk: int,
     coupled: bool = False,
     entropy_weights: EntropyWeights | None = None,
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed objective, the logprob of each target, and each position's entropy (nats).
 
@@ -106,8 +123,9 @@ def fused_policy_loss(
     (float64 for float64 input) before the temperature; the head's gradient is accumulated in that
     type.
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
-    that of the full distribution and not of the sampled tokens."""
-    plan = _LossPlan(objective, entropy_weights, coupled, chunk)
+    that of the full distribution and not of the sampled tokens. Ids in `banned`, int64, have the
+    probability 0 in it, and are no targets."""
+    plan = _LossPlan(objective, entropy_weights, coupled, chunk, banned)
     loss, logprobs, entropy = _FusedPolicyLoss.apply(hidden, weight, targets, temperature, plan)
     return loss, logprobs, entropy
 
@@ -133,7 +151,7 @@ class _FusedPolicyLoss(torch.autograd.Function):
         entropy = hidden.new_empty(len(targets), dtype=precise)
         loss = hidden.new_zeros((), dtype=precise)
         derive = _make_derivative(plan, hidden, weight, targets, temperature)
-        scores = _ChunkScores(head, min(plan.chunk, len(targets)), precise)
+        scores = _ChunkScores(head, min(plan.chunk, len(targets)), precise, plan.banned)
         for span in _chunk_spans(len(targets), plan.chunk):
             log_probs, probs = scores.score_chunk(hidden[span], temperature[span])
             logprobs[span] = _gather_targets(log_probs, targets[span])
@@ -183,7 +201,9 @@ def _make_derivative(
     The derivative is with respect to the token's logprob."""
     if not plan.coupled:
         return lambda logprobs, span: _values_and_slope(plan.objective, logprobs, span)
-    logprobs = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
+    logprobs = token_logprobs(
+        hidden, weight, targets, temperature, chunk=plan.chunk, banned=plan.banned
+    )
     values, slope = _values_and_slope(plan.objective, logprobs, slice(0, len(targets)))
     return lambda _, span: (values[span], slope[span])
 

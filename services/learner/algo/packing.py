@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import PlacedPicture
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
@@ -57,6 +58,8 @@ class Segments:
     parents: Sequence[int | None] | None = None
     # Chosen by the engine, for the first tokens of each; None if it reported none at all.
     experts: Sequence[Experts | None] | None = None
+    # Shown in each, with their places in it; None: none shows any.
+    pictures: Sequence[Sequence[PlacedPicture]] | None = None
 
     @property
     def lengths(self) -> list[int]:

@@ -1,14 +1,14 @@
 """Assembly of submitted trajectories, with every check on the way."""
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.attempts import StopReason
 from services.common.domain.messages import MOST_MESSAGES_BYTES, MessagesError, check_tools
-from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays
+from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays, is_picture
+from services.learner.api.picture_decode import PictureIntake, check_pictures
 from services.learner.api.sequence_decode import (
     MalformedRequestError,
     SequenceArrays,
@@ -49,11 +49,13 @@ class TrajectoryAssembler:
                 check_tools(header.tools)
             except MessagesError as error:
                 raise MalformedRequestError(str(error)) from None
-        # Upper bound on the bytes that follow.
-        self.announced_bytes = sum(
+        self._pictures = PictureIntake(header, limits.vision)
+        # Upper bound on the bytes that follow: those of arrays, and of all.
+        self._array_bytes = sum(
             self._announced_bytes(sequence, f"sequence {number}")
             for number, sequence in enumerate(sequences)
         )
+        self.announced_bytes = self._array_bytes + self._pictures.announced_bytes
         self._arrays = [SequenceArrays() for _ in sequences]
         self._received = 0
 
@@ -65,6 +67,9 @@ class TrajectoryAssembler:
 
     def add_chunk(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
         """Take the next message of the stream."""
+        if part.WhichOneof("part") == "picture":
+            self._pictures.add_chunk(part.picture)
+            return
         _check_kind(part, "chunk")
         chunk = part.chunk
         if chunk.sequence_index >= len(self._arrays):
@@ -79,7 +84,7 @@ class TrajectoryAssembler:
             # A stream of empty chunks would never end.
             raise MalformedRequestError("a chunk is empty")
         self._received += size
-        if self._received > self.announced_bytes:
+        if self._received > self._array_bytes:
             raise MalformedRequestError("the chunks hold more than the header announced")
         arrays = self._arrays[chunk.sequence_index]
         arrays.ids = _extend(arrays.ids, ids)
@@ -91,16 +96,23 @@ class TrajectoryAssembler:
     def build_trajectory(self) -> Trajectory:
         """Build the whole trajectory once the stream has ended."""
         header = self._header
-        digested = ((each.ids, each.scores, each.experts) for each in self._arrays)
-        if digest_arrays(chain.from_iterable(digested)) != header.content_digest:
+        if digest_arrays(self._digested_parts()) != header.content_digest:
             raise MalformedRequestError("content_digest does not match the chunks received")
+        self._pictures.check_whole()
         sequences: list[Sequence] = []
         for item, arrays in zip(header.sequences, self._arrays, strict=True):
             where = f"sequence {len(sequences)}"
             sequences.append(decode_sequence(item, arrays, self._limits, where, sequences))
-        trajectory = decode_trajectory(header, tuple(sequences))
+            if family := self._limits.vision:
+                check_pictures(sequences[-1], family, self._pictures.sizes, where)
+        trajectory = decode_trajectory(header, tuple(sequences), self._pictures.files)
         _check_trajectory(trajectory)
         return trajectory
+
+    def _digested_parts(self) -> Iterator[bytes | bytearray]:
+        for sequence, arrays in zip(self._header.sequences, self._arrays, strict=True):
+            yield from (arrays.ids, arrays.scores, arrays.experts)
+            yield from (item.sha256 for item in sequence.media if is_picture(item.mime))
 
     def _announced_bytes(self, sequence: trajectory_pb2.SequenceHeader, where: str) -> int:
         """Return how many bytes of a sequence's arrays follow."""

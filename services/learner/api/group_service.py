@@ -13,6 +13,7 @@ from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.stalled_streams import RefusedStreamDrain, StalledError, read_paced
 from services.common.run_folder.journal_file import JournalError
+from services.common.run_folder.picture_tables import PictureMissingError
 from services.common.run_folder.trajectory_tables import ContentConflictError
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.api import decode, encode
@@ -195,6 +196,8 @@ def _translate_refusals() -> Generator[None]:
         raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
     except ContentConflictError as error:
         raise refuse(grpc.StatusCode.ALREADY_EXISTS, "CONTENT_CONFLICT", str(error)) from error
+    except PictureMissingError as error:
+        raise refuse(FAILED, "PICTURE_MISSING", str(error)) from error
     except UnknownPolicyError as error:
         raise refuse(FAILED, "UNKNOWN_POLICY", str(error)) from error
     except ValueError as error:

@@ -10,6 +10,7 @@ from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.common.process.host_identity import host_digest
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.rpc import to_duration
@@ -194,12 +195,19 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             transport=_TRANSPORTS[update.transport],
             location=locations.get(update.transport, sender),
             canary_token_ids=canary,
+            canary_pictures=[_picture_message(each) for each in publication.canary_pictures],
             reload=update.reload,
             keep=update.keep,
             probes=[_probe_message(probe) for probe in update.announcement.probes],
             publish_timeout=to_duration(self.publish_timeout_s),
         )
         return pb.AttachResponse(update=message, run_epoch=self.dispatcher.run_epoch)
+
+
+def _picture_message(shown: ShownPicture) -> pb.CanaryPicture:
+    return pb.CanaryPicture(
+        data=shown.picture.data, token_offset=shown.place.offset, grid=shown.place.grid
+    )
 
 
 def _probe_message(probe: Probe) -> pb.Probe:

@@ -21,6 +21,7 @@ from services.common.domain.trajectory import (
     expert_dtype,
     join_parent,
 )
+from services.common.images.vision_family import VisionFamily
 from services.learner.types import ExpertShape
 from services.wire.enums import SEQUENCE_CAUSES
 from services.wire.trajectory import decode_media
@@ -43,6 +44,8 @@ class TokenLimits:
     max_tokens: int
     # None: experts are not accepted.
     experts: ExpertShape | None = None
+    # None: pictures are not accepted.
+    vision: VisionFamily | None = None
 
 
 def to_floats(data: bytes | bytearray) -> NDArray[np.float32]:

@@ -84,7 +84,9 @@ def export_model(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path
         else:
             trained = find_tensors(checkpoint, TRAINED)
             named = {name_in_files(name, base): tensor for name, tensor in trained.items()}
-            _write_tensors(named, partial / MODEL, policy.dtype, untouched)
+            # A policy that sees pictures has these in its checkpoints, too.
+            rest = {name: each for name, each in untouched.items() if name not in named}
+            _write_tensors(named, partial / MODEL, policy.dtype, rest)
         # A published configuration stays, unless the run has changed it.
         published = base and policy.rope_scaling is None
         config = (assets if published else checkpoint) / CONFIG

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.json_files import read_json_object
+from services.common.images.vision_family import load_vision_family
 from services.common.models.multimodal_models import check_trainable_text
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
@@ -43,6 +44,8 @@ def check_model_files(policy: PolicyConfig, run_dir: Path) -> None:
     except TensorFileError as error:
         raise ConfigError(f"policy.model: {error}; fetch the model again") from error
     check_trainable_text(_read_json_object(folder / _CONFIG))
+    if policy.vision is not None:
+        load_vision_family(folder, policy.vision)
     _check_index(folder)
     _check_same_model(folder, run_dir)
 

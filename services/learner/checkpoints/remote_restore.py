@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from services.common.files.durable_files import sha256_of, sync_path
 from services.common.process.own_version import own_version
-from services.common.run_folder.journal_file import SCHEMA_VERSION
+from services.common.run_folder.journal_file import READ_VERSIONS, SCHEMA_VERSION
 from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.telemetry.log import get_logger
 from services.learner.checkpoints.remote_layout import (
@@ -171,7 +171,7 @@ def _restore(
 def _check_manifest(manifest: RemoteManifest, url: str) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
         raise RestoreError(f"{url}: {manifest.run_id!r} is not a run id")
-    if manifest.schema_version != SCHEMA_VERSION:
+    if manifest.schema_version not in READ_VERSIONS:
         raise RestoreError(
             f"{url}: its journal has format {manifest.schema_version}, but {own_version()} reads"
             f" format {SCHEMA_VERSION}: resume it with the flotilla that wrote it"

@@ -51,6 +51,8 @@ def _policy_problems(policy: PolicyConfig) -> Iterator[str]:
         yield "policy.rope_scaling: the service has its own context; leave it out"
     if policy.routing_replay != "off":
         yield 'policy.routing_replay: the service names no experts; set it to "off"'
+    if policy.vision is not None:
+        yield "policy.vision: the service is shown no pictures; leave it out"
 
 
 def _lora_problems(config: "LearnerConfig") -> Iterator[str]:

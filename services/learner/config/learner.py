@@ -15,6 +15,7 @@ from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
 from services.learner.config.hosted import check_hosted
 from services.learner.config.lora import LoraConfig
+from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
 from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
 from services.learner.config.tracking import TrackingConfig
@@ -255,6 +256,8 @@ class LearnerConfig(ServiceConfig):
     def check(self, shared: SharedConfig) -> None:
         if self.engine == "tinker":
             check_hosted(self, shared.policy)
+        else:
+            check_pictures(self, shared.policy)
         published = shared.policy.adapter_rank
         if published is None:
             return

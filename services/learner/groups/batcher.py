@@ -11,8 +11,9 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.token_authors import policy_mask
+from services.common.domain.trajectory import Media, Trajectory
 from services.common.domain.trajectory import Sequence as Sampled
-from services.common.domain.trajectory import Trajectory
+from services.common.images.picture import PlacedPicture
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.groups.staleness import is_stale, keep_fresh, oldest_allowed
 from services.learner.sampling.group_signal import GroupOutcome
@@ -137,8 +138,10 @@ def build_train_batch(
     step: int, attempts: Iterable[Trajectory], settings: StepSettings | None = None
 ) -> TrainBatch:
     """Build the batch that the ranks train on in `step`: a function of the plan alone (I5)."""
-    rows = [row for attempt in attempts for row in _train_sequences(step, attempt)]
-    return TrainBatch(step, tuple(rows), settings or StepSettings())
+    trained = list(attempts)
+    rows = [row for attempt in trained for row in _train_sequences(step, attempt)]
+    files = {name: data for attempt in trained for name, data in attempt.pictures.items()}
+    return TrainBatch(step, tuple(rows), settings or StepSettings(), files)
 
 
 def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
@@ -171,4 +174,10 @@ def make_train_sequence(
         staleness=staleness,
         stop_reason=attempt.stop_reason or StopReason.DONE,
         experts=sequence.experts,
+        pictures=tuple(_place_of(item) for item in sequence.pictures),
     )
+
+
+def _place_of(item: Media) -> PlacedPicture:
+    frames, high, wide = item.grid
+    return PlacedPicture(item.sha256, (frames, high, wide), item.token_offset)

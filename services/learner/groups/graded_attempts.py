@@ -61,7 +61,7 @@ def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
     """Make the in-memory record of a try."""
     versions = [policy.version for policy in trajectory.policies]
     return AttemptRecord(
-        trajectory=replace(trajectory, sequences=()),
+        trajectory=replace(trajectory, sequences=(), pictures={}),
         policy_tokens=trajectory.policy_tokens,
         total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
         oldest_version=min(versions, default=None),

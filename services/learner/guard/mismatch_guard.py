@@ -98,6 +98,7 @@ class MismatchGuard:
         self._probes: tuple[Probe, ...] = ()
         self._publication: Publication | None = None
         self._vocab_size = 0
+        self._banned: tuple[int, ...] = ()
         # True once samples of this start have been judged.
         self._checked = config.guard.mode == "off"
         # True once this start has given a batch to the trainer.
@@ -114,6 +115,7 @@ class MismatchGuard:
     def note_model(self, info: ModelInfo) -> None:
         """Record what the ranks hold, before anything is published."""
         self._vocab_size = info.vocab_size
+        self._banned = info.banned_ids
 
     def probes_for(self, publication: Publication) -> tuple[Probe, ...]:
         """Return the probes for a publication: none once a step has been trained."""
@@ -121,7 +123,9 @@ class MismatchGuard:
         if self._begun or self._config.mode == "off":
             self._probes = ()
         else:
-            self._probes = start_probes(self._policy, self._vocab_size, self._temperature)
+            self._probes = start_probes(
+                self._policy, self._vocab_size, self._temperature, self._banned
+            )
         return self._probes
 
     async def probes_agree(
@@ -338,4 +342,5 @@ async def load_guard(
 
 
 def _samples_to_batch(chosen: Sequence[RescoredSample], version: int) -> TrainBatch:
-    return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen))
+    files = {name: data for sample in chosen for name, data in sample.pictures.items()}
+    return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen), pictures=files)

@@ -1,13 +1,14 @@
 """Probes that engines answer at a run's start, and their answers as sequences to score."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
 from services.common.spec.spec import PolicyConfig
+from services.learner.rank.canary import without_tokens
 from services.learner.types import Publication, TrainBatch, TrainSequence
 
 _GOLDEN = 0.6180339887498949
@@ -35,18 +36,23 @@ class ProbeResult:
     logprobs: NDArray[np.float32]
 
 
-def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> tuple[Probe, ...]:
+def start_probes(
+    policy: PolicyConfig, vocab_size: int, temperature: float, banned: Sequence[int] = ()
+) -> tuple[Probe, ...]:
     """Make short continuations at the training temperature and, if the run stretches the
     model's context, some that begin just where the model's own context ends.
 
-    The prompts depend only on the vocabulary's size."""
+    The prompts depend only on the vocabulary's size, and have no id that is never sampled."""
     longest = policy.max_model_len - _TOKENS
     lengths = [(min(_SHORT_PROMPT, longest), seed) for seed in _SHORT_SEEDS]
     original = (policy.rope_scaling or {}).get("original_max_position_embeddings")
     if original is not None and int(original) <= longest:
         lengths += [(int(original), seed) for seed in _LONG_SEEDS]
     return tuple(
-        Probe(_make_prompt(length, vocab_size, seed), _TOKENS, temperature, seed)
+        Probe(
+            without_tokens(_make_prompt(length, vocab_size, seed), banned),
+            *(_TOKENS, temperature, seed),
+        )
         for length, seed in lengths
         if length > 0
     )
@@ -102,16 +108,20 @@ def build_evidence(
     version = answer.policy.version
     rows: tuple[TrainSequence, ...] = ()
     if publication is not None and len(answer.canary) == len(publication.canary_logprobs):
-        rows = (_canary_sequence(publication.canary_token_ids, answer.canary),)
+        rows = (_canary_sequence(publication, answer.canary),)
+    shown = publication.canary_pictures if publication is not None and rows else ()
+    pictures = {each.picture.sha256: each.picture.data for each in shown}
     if not answer.results or len(answer.results) != len(probes):
-        return "canary", TrainBatch(version + 1, rows)
+        return "canary", TrainBatch(version + 1, rows, pictures=pictures)
     sampled = probe_batch(version, probes, answer.results).sequences
-    return "canary and probes", TrainBatch(version + 1, rows + sampled)
+    return "canary and probes", TrainBatch(version + 1, rows + sampled, pictures=pictures)
 
 
-def _canary_sequence(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
-    """Return a canary as a sequence of which the engine wrote all but the first token."""
-    return _build_sequence("canary", 0, token_ids, logprobs, temperature=1.0)
+def _canary_sequence(publication: Publication, logprobs: NDArray[np.float32]) -> TrainSequence:
+    """Return a canary as a sequence of which the engine scored all but the first token."""
+    built = _build_sequence("canary", 0, publication.canary_token_ids, logprobs, temperature=1.0)
+    places = tuple(shown.place for shown in publication.canary_pictures)
+    return replace(built, pictures=places, canary=True)
 
 
 def _probe_sequence(index: int, probe: Probe, result: ProbeResult) -> TrainSequence:

@@ -1,6 +1,6 @@
 """Samples of a batch that are scored again, in the form that the ranks take."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile, zip_longest
 
@@ -15,10 +15,12 @@ from services.learner.types import TrainSequence
 
 @dataclass(frozen=True, slots=True)
 class RescoredSample:
-    """A sequence to score, and the worker whose engine wrote it."""
+    """A sequence to score, the worker whose engine wrote it, and the files of its attempt's
+    pictures."""
 
     sequence: TrainSequence
     worker_id: str
+    pictures: Mapping[str, bytes]
 
 
 def interleave_attempts(groups: Sequence[ReadyGroup]) -> Iterator[AttemptRecord]:
@@ -62,7 +64,7 @@ async def _iter_samples(
                 if first is None or (epoch is not None and first != PolicyId(epoch, version)):
                     continue
                 row = _to_train_sequence(trajectory, sequence, first, version)
-                yield RescoredSample(row, trajectory.facts.worker_id)
+                yield RescoredSample(row, trajectory.facts.worker_id, trajectory.pictures)
 
 
 def _first_policy(sequence: Sampled) -> PolicyId | None:
@@ -84,4 +86,5 @@ def _to_train_sequence(
         policy_mask=row.policy_mask[:end],
         behaviour_logprobs=row.behaviour_logprobs[:end],
         experts=None if row.experts is None else row.experts[:end],
+        pictures=tuple(place for place in row.pictures if place.offset < end),
     )

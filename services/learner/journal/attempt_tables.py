@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Trajectory
+from services.common.run_folder.picture_tables import put_pictures, whole_trajectories_of
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.trajectory_tables import (
     put_tools,
     put_trajectory,
     record_digest,
-    trajectories_of,
     trajectory_row,
 )
 from services.learner.group_types import EndedGroup, GroupSpec, Lease
@@ -47,7 +47,8 @@ class AttemptTables(TableAccess):
         await self.run_transaction(insert_lease)
 
     async def add_trajectory(self, trajectory: Trajectory, dropped: str = "") -> bool:
-        """Add a trajectory; return True if it is new. Raises ContentConflictError.
+        """Add a trajectory with its pictures; return True if it is new. Raises
+        ContentConflictError, PictureMissingError, or ValueError for a picture with another grid.
 
         `dropped` is the reason why it will not be used, if already known."""
         row, digest = trajectory_row(trajectory), trajectory.facts.tool_schema_digest
@@ -55,7 +56,10 @@ class AttemptTables(TableAccess):
         def insert_trajectory(db: sqlite3.Connection) -> bool:
             if trajectory.tools:
                 put_tools(db, digest, trajectory.tools)
-            return put_trajectory(db, row, dropped)
+            new = put_trajectory(db, row, dropped)
+            if new:
+                put_pictures(db, trajectory)
+            return new
 
         return await self.run_transaction(insert_trajectory)
 
@@ -106,12 +110,12 @@ class AttemptTables(TableAccess):
         )
 
     async def load_trajectories(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
-        """Load trajectories with their arrays, in the order of `keys`.
+        """Load trajectories with their arrays and pictures, in the order of `keys`.
 
         Raises DamagedRecordError if any differs from what was written."""
 
         def query_trajectories(db: sqlite3.Connection) -> list[Trajectory]:
-            found, damaged = trajectories_of(db, keys)
+            found, damaged = whole_trajectories_of(db, keys)
             if damaged:
                 raise DamagedRecordError(damaged)
             return found
@@ -131,7 +135,7 @@ class AttemptTables(TableAccess):
 
     async def find_damaged(self, keys: Sequence[AttemptKey]) -> list[AttemptKey]:
         """Return those of `keys` whose record differs from what was written."""
-        return await self.run_read(lambda db: trajectories_of(db, keys)[1])
+        return await self.run_read(lambda db: whole_trajectories_of(db, keys)[1])
 
     async def quarantine_records(self, keys: Sequence[AttemptKey]) -> None:
         """Exclude damaged records from training for good and report an incident.

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.common.run_folder.journal_file import JournalError, open_read_only
-from services.common.run_folder.trajectory_tables import keys_of, trajectories_of
+from services.common.run_folder.picture_tables import whole_trajectories_of
+from services.common.run_folder.trajectory_tables import keys_of
 from services.common.text.printable_text import print_json, print_visible
 from services.learner.journal.plan_tables import plans_after
 from services.learner.journal.row_codec import count_fates
@@ -30,7 +31,7 @@ class Audit:
     twice: list[tuple[str, int]]
     # Attempts in a plan whose trajectory is missing from the journal.
     unknown: list[tuple[str, int]]
-    # Trajectories that differ from what was written.
+    # Trajectories that differ from what was written, or of which a picture does.
     damaged: int
 
     @property
@@ -45,7 +46,8 @@ def audit_journal(db: sqlite3.Connection) -> Audit:
     fates = count_fates(db)
     acknowledged = fates.pop("acknowledged")
     groups = [group for (group,) in db.execute("SELECT DISTINCT group_id FROM trajectories")]
-    keys = [key for group in groups for key in keys_of(db, group)]
+    of_group = [keys_of(db, group) for group in groups]
+    keys = [key for some in of_group for key in some]
     planned = [key for plan in plans_after(db, 0) for key in plan.attempts]
     times = Counter((key.group_id, key.attempt_index) for key in planned)
     known = set(keys)
@@ -54,7 +56,7 @@ def audit_journal(db: sqlite3.Connection) -> Audit:
         fates,
         twice=[attempt for attempt, count in times.items() if count > 1],
         unknown=[(key.group_id, key.attempt_index) for key in planned if key not in known],
-        damaged=len(trajectories_of(db, keys)[1]),
+        damaged=sum(len(whole_trajectories_of(db, some)[1]) for some in of_group),
     )
 
 

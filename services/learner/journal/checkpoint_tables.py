@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.learner.journal.schema import PRUNE, CheckpointRow
+from services.learner.journal.schema import PRUNE, PRUNE_PICTURES, CheckpointRow
 from services.learner.journal.table_access import TableAccess
 
 
@@ -42,6 +42,7 @@ class ResultTables(TableAccess):
             if len(kept) == keep:
                 held = json.dumps(sorted(self.holds.find_groups(db)))
                 db.execute(PRUNE, (kept[-1][0], kept[-1][0], held))
+                db.execute(PRUNE_PICTURES)
             return [directory for _, directory in old]
 
         return await self.run_transaction(replace_checkpoints)

@@ -7,7 +7,8 @@ from typing import Any
 
 from services.common.domain.attempts import Purpose
 from services.common.domain.policy import PolicyId
-from services.common.run_folder.trajectory_tables import keys_of, trajectories_of
+from services.common.run_folder.picture_tables import whole_trajectories_of
+from services.common.run_folder.trajectory_tables import keys_of
 from services.learner.group_types import GroupSpec
 from services.learner.journal.run_progress import acknowledged_tries, lost_tries
 from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
@@ -79,7 +80,7 @@ def _row_to_stored_group(db: sqlite3.Connection, row: tuple[Any, ...]) -> Stored
     ).fetchone()
     sql = "SELECT attempt_index, try, dropped FROM trajectories WHERE group_id = ?"
     dropped = {(n, m): why for n, m, why in db.execute(sql, (spec.group_id,))}
-    found, damaged = trajectories_of(db, keys_of(db, spec.group_id))
+    found, damaged = whole_trajectories_of(db, keys_of(db, spec.group_id))
     tries = [(t, dropped[t.key.attempt_index, t.key.attempt_try]) for t in found]
     return StoredGroup(spec, bool(leased), lease, tuple(tries), tuple(damaged))
 

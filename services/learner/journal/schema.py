@@ -13,7 +13,15 @@ RUN_ID = "run_id"
 # are in no table any more.
 LOST_WITH_DISK = "lost_with_disk"
 
-TABLES = """
+# Pictures that a group's trajectories show, each once; `grid` is JSON, `sha256` hexadecimal. Since
+# format 7.
+PICTURES = """
+CREATE TABLE IF NOT EXISTS pictures (
+  group_id TEXT NOT NULL, sha256 TEXT NOT NULL, grid TEXT NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY (group_id, sha256));
+"""
+
+TABLES = f"""
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 -- Totals of all other rows, and their chain of commits; one row (see table_checksums.py).
@@ -40,6 +48,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
   PRIMARY KEY (group_id, attempt_index, try));
 -- Tools that chat templates were given, by the digest in `facts` of the trajectories' summaries.
 CREATE TABLE IF NOT EXISTS tools (digest TEXT PRIMARY KEY, tools BLOB NOT NULL);
+{PICTURES}
 -- One step's attempts in order and settings, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,
@@ -77,6 +86,13 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
     AND group_id NOT IN (
       SELECT min(group_id) FROM groups WHERE state = 'planned' AND step <= ? GROUP BY step)
     AND group_id NOT IN (SELECT value FROM json_each(?)))
+"""
+
+
+# Removes the pictures of groups of which no arrays are left.
+PRUNE_PICTURES = """
+DELETE FROM pictures WHERE NOT EXISTS (
+  SELECT 1 FROM trajectories t WHERE t.group_id = pictures.group_id AND t.payload IS NOT NULL)
 """
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from services.common.domain.attempts import AttemptKey
 from services.common.run_folder.journal_file import (
     JOURNAL_FILE,
+    SCHEMA_VERSION,
     JournalError,
     check_schema,
     connect_journal,
@@ -27,7 +28,6 @@ from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import Position, ProgressMark
 from services.learner.journal.run_progress import owner_of
 from services.learner.journal.table_checksums import (
-    SEALED,
     BrokenSealError,
     current_position,
     load_seal,
@@ -53,6 +53,8 @@ class CheckedJournal:
     # True if the mark must be recreated; then the problem with it, if any.
     new_mark: bool = False
     bad_mark: str = ""
+    # True if it is of an earlier format.
+    former: bool = False
     # True if the time ran out before everything was compared.
     cut_short: bool = False
 
@@ -76,7 +78,9 @@ def check_journal(run_dir: Path, run_id: str, limit_s: float = LIMIT_S) -> Check
             if version is None:
                 # The process that created it was killed, or the file lost everything.
                 return _expect_no_run(run_dir, known, f"{path} is empty")
-            return _JournalCheck(run_dir, db, known).run_checks(limit_s)
+            found = _JournalCheck(run_dir, db, known).run_checks(limit_s)
+            found.former = version != SCHEMA_VERSION
+            return found
     except (sqlite3.DatabaseError, BrokenSealError) as error:
         raise DamagedJournalError(
             f"{path} is not a journal, or damaged: {error}", run_dir, known, 0
@@ -220,7 +224,8 @@ class _JournalCheck:
 
         `unclear` means that the sum of the trajectories cannot match, because one is known to be
         damaged."""
-        for table in SEALED:
+        # A journal of an earlier format lacks tables.
+        for table in self._seal.totals:
             sealed, now = self._seal.totals[table], sum_table(self._db, table)
             if now.rows != sealed.rows:
                 yield f"{table} has {now.rows} rows instead of {sealed.rows}"

@@ -25,7 +25,7 @@ from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.schema import RUN_ID, TABLES
+from services.learner.journal.schema import PICTURES, RUN_ID, TABLES
 from services.learner.journal.startup_check import CheckedJournal, check_journal
 from services.learner.journal.step_tables import StepTables
 from services.learner.journal.table_checksums import current_position, reseal_tables
@@ -78,7 +78,7 @@ def open_journal(run_dir: Path, run_id: str = "") -> Journal:
         path, mark = run_dir / JOURNAL_FILE, ProgressMark(run_dir / MARK)
         if found.position is None:
             create_journal(path, mark, run_id, lambda db: None)
-        elif found.damaged:
+        elif found.damaged or found.former:
             write_and_reseal(path, mark, lambda db: put_in_quarantine(db, found.damaged))
         elif found.new_mark:
             mark.reset_to(found.position)
@@ -127,9 +127,12 @@ def create_journal(
 
 
 def write_and_reseal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Run `work` in a transaction, seal the resulting content, and start a new mark."""
+    """Bring a journal to the present format, run `work` in the same transaction, seal the resulting
+    content, and start a new mark."""
     with closing(connect_journal(path)) as db:
         db.execute("BEGIN IMMEDIATE")
+        db.execute(PICTURES)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
         result = work(db)
         now = current_position(db, reseal_tables(db))
         db.execute("COMMIT")

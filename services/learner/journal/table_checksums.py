@@ -35,6 +35,8 @@ SEALED: Mapping[str, tuple[str, ...]] = {
         "payload IS NULL",
     ),
     "tools": ("digest", "tools"),
+    # Files are compared with their hashes when they are read.
+    "pictures": ("group_id", "sha256", "grid"),
     "plans": ("step", "run_epoch", "attempts", "settings", "row_digest"),
     "publications": ("run_epoch", "version", "fingerprint"),
     "checkpoints": ("step", "directory", "files", "made"),

@@ -53,17 +53,30 @@ def choose_checkpointing(
     device_bytes: int,
     *,
     compiled: bool = False,
+    tower: bool = False,
 ) -> Checkpointing:
     """Return the least checkpointing that fits beside `taken` bytes on a device of `device_bytes`.
 
     `settings` are the model's own, `tokens` those of the longest pack. `selective` cannot see
-    its results within `compiled` blocks, so it is skipped for them."""
-    shape = decoder_shape(settings)
+    its results within `compiled` blocks, so it is skipped for them. With `tower`, what reads
+    pictures is trained, too, and all tokens may be theirs."""
+    shapes = [(decoder_shape(settings), tokens)]
+    if tower:
+        shapes.append(
+            (_tower_shape(settings), tokens * settings.vision_config.spatial_merge_size**2)
+        )
     for choice in ("off",) if compiled else _CHOICES[:-1]:
-        activations = layer_activation_bytes(shape, tokens, dtype.itemsize, choice)
+        activations = sum(
+            layer_activation_bytes(shape, count, dtype.itemsize, choice) for shape, count in shapes
+        )
         if taken + activations <= _USABLE * device_bytes:
             return choice
     return _CHOICES[-1]
+
+
+def _tower_shape(settings: Any) -> DecoderShape:
+    vision = settings.vision_config
+    return DecoderShape(vision.depth, vision.hidden_size, vision.intermediate_size)
 
 
 def decoder_shape(settings: Any) -> DecoderShape:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from services.common.images.picture import PlacedPicture
 from services.common.process.process_memory import peak_memory_bytes
 from services.learner.algo.objective import Objective
 from services.learner.config.algorithm import AlgorithmConfig
@@ -20,9 +22,9 @@ from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.rows import Row
-from services.learner.rank.step_examples import TrainExample
+from services.learner.rank.step_examples import TrainExample, rows_of
 from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks, burn_in_lengths
-from services.learner.types import TrainSequence
+from services.learner.types import TrainBatch, TrainSequence
 
 # Torch's message when an operating system has no more memory for a CPU.
 _NO_MEMORY = "can't allocate memory"
@@ -32,8 +34,8 @@ _NO_MEMORY = "can't allocate memory"
 class BurnIn:
     """One pass of policy and critic that leaves parameters, moments and gradients unchanged.
 
-    All tokens are policy tokens, and memory of the moments' size is held meanwhile, so that a step
-    can do whatever passes here."""
+    All tokens are policy tokens, or most of them those of pictures if the policy sees any, and
+    memory of the moments' size is held meanwhile, so that a step can do whatever passes here."""
 
     policy: Policy
     critic: Critic | None
@@ -62,7 +64,8 @@ class BurnIn:
 
     def _make_pass(self, lengths: list[int]) -> None:
         moments = [optimizer.reserve_moments() for optimizer in self._optimizers]
-        examples = [self._make_example(index, length) for index, length in enumerate(lengths)]
+        batch = self._make_batch(lengths)
+        examples = [self._make_example(row) for row in rows_of(batch)]
         # One pack on every rank, whatever the others compute, and no shared prompt.
         alone = replace(self.policy, shares_prompts=False)
         packer = RowPacker(alone, sum(lengths), Replicas())
@@ -73,17 +76,37 @@ class BurnIn:
             chunk=self.rank.head_chunk,
             entropy_bonus=self.algorithm.entropy_coefficient != 0,
         )
-        accumulator.add_policy_gradients(examples, Objective(self.algorithm))
-        if self.critic is not None:
-            accumulator.add_critic_gradients(examples)
+        with self.policy.showing(batch):
+            accumulator.add_policy_gradients(examples, Objective(self.algorithm))
+            if self.critic is not None:
+                accumulator.add_critic_gradients(examples)
         del moments
 
-    def _make_example(self, index: int, length: int) -> TrainExample:
-        token_ids = np.resize(canary_token_ids(self.policy.vocabulary), length)
-        mask = np.arange(length) > 0
+    def _make_batch(self, lengths: list[int]) -> TrainBatch:
+        sequences: list[TrainSequence] = []
+        files: dict[str, bytes] = {}
+        for index, length in enumerate(lengths):
+            token_ids = np.resize(canary_token_ids(self.policy.vocabulary), length)
+            places: tuple[PlacedPicture, ...] = ()
+            if self.policy.vision is not None:
+                token_ids, shown = self.policy.vision.fill(token_ids, len(files))
+                files |= {each.picture.sha256: each.picture.data for each in shown}
+                places = tuple(each.place for each in shown)
+            sequences.append(self._make_sequence(index, token_ids, places))
+        return TrainBatch(1, tuple(sequences), pictures=files)
+
+    def _make_sequence(
+        self, index: int, token_ids: NDArray[np.int32], places: tuple[PlacedPicture, ...]
+    ) -> TrainSequence:
+        mask = np.arange(len(token_ids)) > 0
+        if self.policy.vision is not None:
+            mask &= ~np.isin(token_ids, self.policy.vision.family.banned_ids)
         behaviour = np.where(mask, -np.log(self.policy.vocabulary), 0).astype(np.float32)
-        sequence = TrainSequence("burn-in", index, 1.0, token_ids, mask, behaviour, 1.0, 0)
-        row = Row.from_sequence(index, sequence)
+        return TrainSequence(
+            *("burn-in", index, 1.0, token_ids, mask, behaviour, 1.0, 0), pictures=places
+        )
+
+    def _make_example(self, row: Row) -> TrainExample:
         ones = np.ones(len(row.positions))
         objective = Objective(self.algorithm)
         return TrainExample(

@@ -33,12 +33,15 @@ def fit_checkpointing(
     whole = (4 + 2 * policy.compute_dtype.itemsize) * policy.vocabulary * hidden
     head = 3 * 4 * rank.head_chunk * policy.vocabulary
     allocated = torch.cuda.memory_allocated(policy.device)
-    taken = allocated + gradients_and_moments + whole + head + reserved
-    size = torch.cuda.get_device_properties(policy.device).total_memory
     tokens = max(rank.pack_tokens, policy.max_model_len or 0)
+    vision = policy.vision
+    pixels = 0 if vision is None else vision.pixel_bytes(tokens)
+    taken = allocated + gradients_and_moments + whole + head + pixels + reserved
+    size = torch.cuda.get_device_properties(policy.device).total_memory
     chosen = choose_checkpointing(
         *(policy.config, tokens, policy.compute_dtype, replicas.largest_number(taken), size),
         compiled=rank.compile,
+        tower=vision is not None and vision.config.tower == "trained",
     )
     _log.info("gradient_checkpointing: %s fits into the GPU's memory", chosen)
     for body in bodies:

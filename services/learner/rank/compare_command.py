@@ -32,9 +32,10 @@ class CompareCommand:
         Raises ValueError for a batch made for other weights."""
         if batch.step - 1 != version:
             raise ValueError(f"a batch for version {batch.step - 1}, the weights are {version}")
-        found = self._comparer.compare_batch(batch)
-        if not diagnose:
-            return found
-        suspect = SuspectModel(self._policy, self._slots, self._config, self._rank, version)
-        hypotheses = evaluate_hypotheses(suspect, batch)
+        with self._policy.showing(batch):
+            found = self._comparer.compare_batch(batch)
+            if not diagnose:
+                return found
+            suspect = SuspectModel(self._policy, self._slots, self._config, self._rank, version)
+            hypotheses = evaluate_hypotheses(suspect, batch)
         return replace(found, hypotheses=hypotheses, experts=self._policy.has_experts)

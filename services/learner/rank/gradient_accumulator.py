@@ -114,6 +114,7 @@ class GradientAccumulator:
             chunk=self.chunk,
             coupled=objective.coupled,
             entropy_weights=on_pack.entropy_weights if self.entropy_bonus else None,
+            banned=self.policy.banned,
         )
         loss.backward()
         figures = torch.stack([loss.detach().double(), entropy.double().sum()])

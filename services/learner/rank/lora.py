@@ -18,6 +18,7 @@ from services.learner.config.lora import ALL_LINEAR, LoraConfig
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.parameter_names import ADAPTER_MATRICES
 from services.learner.rank.sharding import gather_tensor, local_tensor, split_like, with_part
+from services.learner.rank.text_part import find_tower
 
 if TYPE_CHECKING:
     from services.learner.rank.merged_linear import MergedLinear
@@ -216,9 +217,13 @@ def _make_room(layer: "MergedLinear", adapter: str) -> None:
 
 
 def linear_layers(model: Any) -> list[str]:
-    """Return the names of the layers of a model without adapters that may get one."""
-    head = model.get_output_embeddings()
-    return [name for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+    """Return the names of the layers of a model without adapters that may get one: none of what
+    reads pictures."""
+    tower = find_tower(model)
+    others = {id(model.get_output_embeddings()), *(map(id, tower.modules()) if tower else ())}
+    return [
+        name for name, m in model.named_modules() if type(m) is nn.Linear and id(m) not in others
+    ]
 
 
 def _target_layers(model: Any, config: LoraConfig) -> list[str]:

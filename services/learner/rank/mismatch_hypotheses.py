@@ -13,12 +13,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from services.common.spec.spec import PolicyConfig
-from services.learner.algo.logprob_head import token_logprobs
 from services.learner.config.rank import RankConfig
 from services.learner.rank.initial_weights import open_initial_weights
 from services.learner.rank.model import Policy
-from services.learner.rank.score_comparison import PolicyTokens, predicting_states, swapped_weights
+from services.learner.rank.score_comparison import (
+    PolicyTokens,
+    predicting_states,
+    score_states,
+    swapped_weights,
+)
 from services.learner.rank.sharding import gather_tensor
+from services.learner.rank.text_part import find_tower
 from services.learner.rank.weight_slots import WeightSlots
 from services.learner.rank.weight_streaming import streamed_weights
 from services.learner.types import Hypothesis, Setting, TrainBatch, TrainSequence
@@ -166,14 +171,11 @@ class _HypothesisTrials:
         head: Tensor | None = None,
         temperature: Tensor | None = None,
     ) -> Tensor:
-        tokens = self._tokens
-        return token_logprobs(
-            hidden,
-            policy.head if head is None else head,
-            tokens.targets,
-            tokens.temperature if temperature is None else temperature,
-            chunk=self._suspect.rank.head_chunk,
-        ).double()
+        tokens, chunk = self._tokens, self._suspect.rank.head_chunk
+        if temperature is not None:
+            tokens = replace(tokens, temperature=temperature)
+        used = policy.head if head is None else head
+        return score_states(policy, hidden, tokens, used, chunk).double()
 
     def _mean_residual(self, scores: Tensor) -> float:
         return float((scores - self._tokens.behaviour).abs().mean())
@@ -224,10 +226,11 @@ def _replaced_rope(model: nn.Module, parameters: Mapping[str, Any]) -> Generator
 
     Yields False if the model has no such module that can be rebuilt."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    tower = find_tower(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             own: Any = child
-            if hasattr(own, "inv_freq") and hasattr(own, "config"):
+            if hasattr(own, "inv_freq") and hasattr(own, "config") and parent is not tower:
                 settings = copy.deepcopy(own.config)
                 settings.rope_parameters = dict(parameters)
                 made = type(own)(settings).to(own.inv_freq.device)

@@ -7,17 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import Segments, make_pack_layout
+from services.learner.algo.picture_positions import pack_positions
 from services.learner.rank.activation_offload import activation_offload
 from services.learner.rank.block_compilation import CompiledBlocks
+from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.lora import Adapters
 from services.learner.rank.parameter_names import base_parameters
+from services.learner.rank.pictures import Vision
 from services.learner.rank.routing_replay import (
     RoutedPass,
     RoutingReplay,
@@ -30,6 +35,7 @@ from services.learner.rank.sharding import (
     gather_tensor,
     reshard_unless_grad,
 )
+from services.learner.types import TrainBatch
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 IDLE_SEGMENTS = Segments([np.zeros(1, np.int32)])
@@ -66,6 +72,10 @@ class Policy:
     adapters: Adapters | None = None
     # Compiles decoder blocks of this model, and of others made from it.
     compiled: CompiledBlocks | None = None
+    # None: it reads text only.
+    vision: Vision | None = None
+    # Names of frozen parameters that engines keep as they loaded them.
+    unchanged: frozenset[str] = frozenset()
 
     @property
     def head(self) -> Tensor:
@@ -98,16 +108,22 @@ class Policy:
         Adapters are not included; `published_tensor` applies them."""
         return base_parameters(self.model)
 
+    def served_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters without those that engines keep: what they receive of a whole model."""
+        named = self.named_parameters().items()
+        return {name: parameter for name, parameter in named if name not in self.unchanged}
+
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that the optimizer updates, by name: all, or only the adapters'."""
+        """Parameters that the optimizer updates, by name: all but frozen parts, or only the
+        adapters'."""
         return (
-            self.named_parameters() if self.adapters is None else self.adapters.named_parameters()
+            self.served_parameters() if self.adapters is None else self.adapters.named_parameters()
         )
 
     def published_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that engines receive, by name: the model's, or only the adapters'."""
         if self.adapters is None or self.adapters.merged:
-            return self.named_parameters()
+            return self.served_parameters()
         return self.adapters.file_parameters()
 
     def saved_parameters(self) -> dict[str, nn.Parameter]:
@@ -134,11 +150,30 @@ class Policy:
         """Return the context in which the forward pass of a body runs."""
         return activation_offload(self.device, enabled=self.offload_activations)
 
-    def hidden_states(self, token_ids: Sequence[np.ndarray]) -> Tensor:
+    def showing(self, batch: TrainBatch) -> AbstractContextManager[None]:
+        """Return the context in which passes see the batch's pictures.
+
+        Raises ValueError for pictures that are not those of the sequences."""
+        if self.vision is not None:
+            return self.vision.showing(batch)
+        if any(sequence.pictures for sequence in batch.sequences):
+            raise ValueError("a sequence shows pictures, but the run has no policy.vision")
+        return nullcontext()
+
+    @property
+    def banned(self) -> Tensor | None:
+        """Ids that engines never sample; their probability is 0 in training, too."""
+        return None if self.vision is None else self.vision.banned
+
+    def hidden_states(
+        self,
+        token_ids: Sequence[np.ndarray],
+        pictures: Sequence[Sequence[PlacedPicture]] | None = None,
+    ) -> Tensor:
         """Return the last hidden states [tokens, width] of sequences end to end.
 
         Their products with the head are the logits; they are in the compute dtype."""
-        return self.segment_states(Segments(token_ids))
+        return self.segment_states(Segments(token_ids, pictures=pictures))
 
     def segment_states(self, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
         """Return the hidden states of segments, some of which may continue others, with the experts
@@ -158,7 +193,8 @@ class Policy:
 
     def _body_states(self, segments: Segments, routed: RoutedPass | None) -> Tensor:
         if self.run_body is None:
-            return body_states(self.model.base_model, segments, self.device, routed)
+            body = self.model.base_model
+            return body_states(body, segments, self.device, routed, self.vision)
         states = self.run_body(segments, routed)
         reshard_unless_grad(self.model)
         return states
@@ -167,7 +203,7 @@ class Policy:
         """Split the parameters over the ranks, unless they were loaded split."""
 
         def run(model: Any, segments: Segments, routed: RoutedPass | None = None) -> Tensor:
-            return body_states(model.base_model, segments, self.device, routed)
+            return body_states(model.base_model, segments, self.device, routed, self.vision)
 
         if not isinstance(self.model, FSDPModule):
             layout.split_module(self.model)
@@ -187,28 +223,68 @@ class Policy:
 
 
 def body_states(
-    body: Any, segments: Segments, device: torch.device, routed: RoutedPass | None = None
+    body: Any,
+    segments: Segments,
+    device: torch.device,
+    routed: RoutedPass | None = None,
+    vision: Vision | None = None,
 ) -> Tensor:
-    """Return the states [tokens, width] of a model without its head, for segments end to end."""
+    """Return the states [tokens, width] of a model without its head, for segments end to end.
+
+    Without `vision` the segments show no pictures."""
     plan = make_pack_layout(segments.lengths, segments.parents)
     window = getattr(body.config.get_text_config(), "sliding_window", None)
+    positions, seen = plan.position_ids[None], {}
+    if vision is not None:
+        positions = pack_positions(segments, vision.family.merge)[:, None]
+        shown = [place for each in segments.pictures or () for place in each]
+        seen = vision.encode(body, shown, device)
     output = body(
         input_ids=to_device(np.concatenate(segments.token_ids).astype(np.int64), device)[None],
-        position_ids=to_device(plan.position_ids, device)[None],
+        position_ids=to_device(positions, device),
         use_cache=False,
         segment_places=place_segments(plan, device, window),
         **pass_arguments(routed),
+        **seen,
     )
     return output.last_hidden_state[0]
 
 
 @torch.no_grad()
-def score_tokens(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.ndarray:
-    """Return the logprobs [n - 1] of tokens 1..n-1 given their prefixes, at temperature 1.
+def score_tokens(
+    policy: Policy,
+    token_ids: np.ndarray,
+    *,
+    chunk: int,
+    pictures: Sequence[PlacedPicture] = (),
+) -> np.ndarray:
+    """Return the logprobs [n - 1] of tokens 1..n-1 given their prefixes, at temperature 1, float32.
 
-    They are float32."""
-    hidden = policy.hidden_states([token_ids])[:-1]
+    They are those of given tokens: what is never sampled keeps its probability."""
+    hidden = policy.hidden_states([token_ids], [pictures])[:-1]
     targets = torch.from_numpy(token_ids[1:].astype(np.int64)).to(policy.device)
     temperature = torch.ones(len(targets), device=policy.device)
     values = token_logprobs(hidden, policy.head, targets, temperature, chunk=chunk)
     return values.float().cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryScores:
+    """The canary's tokens, logprobs of all but the first, and the pictures shown among them."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    pictures: tuple[ShownPicture, ...]
+
+
+def score_canary(policy: Policy, chunk: int) -> CanaryScores:
+    """Score the canary; one picture is among its tokens if the policy sees any.
+
+    Collective for a split policy."""
+    ids = canary_token_ids(policy.vocabulary)
+    if policy.vision is None:
+        return CanaryScores(ids, score_tokens(policy, ids, chunk=chunk), ())
+    ids, shown = policy.vision.make_canary(ids)
+    with policy.vision.store.holding({shown.picture.sha256: shown.picture.data}):
+        logprobs = score_tokens(policy, ids, chunk=chunk, pictures=[shown.place])
+    return CanaryScores(ids, logprobs, (shown,))

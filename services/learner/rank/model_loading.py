@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from services.common.images.vision_family import load_vision_family
 from services.common.models.multimodal_models import check_trainable_text
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
@@ -39,8 +40,8 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
     try:
         settings, options = _read_settings(config, source)
         if source is not None:
-            return read_saved_model(make_empty_model(settings, options), Path(source), None)
-        loaded: Any = model_class(settings).from_pretrained(
+            return read_saved_model(_make_empty(config, settings, options), Path(source), None)
+        loaded: Any = model_class(settings, pictures=config.vision is not None).from_pretrained(
             place, use_safetensors=True, output_loading_info=True, config=settings, **options
         )
     except (OSError, ValueError, SafetensorError, TensorShardError) as error:
@@ -68,8 +69,9 @@ def read_split_model(
     place = str(source or config.model)
     try:
         settings, options = _read_settings(config, source)
-        model = make_empty_model(settings, options)
+        model = _make_empty(config, settings, options)
         if source is not None:
+            prepare(model)
             return read_saved_model(model, Path(source), layout)
         files = find_tensor_files(_local_folder(place, options))
         if not has_all_tensors(model, files):
@@ -89,7 +91,7 @@ def read_split_body(config: PolicyConfig, layout: ShardLayout) -> Any:
     ModelError."""
     try:
         settings, options = _read_settings(config, None)
-        model: Any = make_empty_model(settings, options)
+        model: Any = _make_empty(config, settings, options)
         files = find_tensor_files(_local_folder(config.model, options))
         if not has_all_tensors(model, files):
             model, files = read_model(config), {}
@@ -104,8 +106,20 @@ def read_split_body(config: PolicyConfig, layout: ShardLayout) -> Any:
 
 def find_own_files(config: PolicyConfig) -> dict[str, Path]:
     """Return the file of each tensor of `policy.model`; see `find_tensor_files`."""
-    revision = {} if config.revision is None else {"revision": config.revision}
-    return find_tensor_files(_local_folder(config.model, revision))
+    return find_tensor_files(own_folder(config))
+
+
+def own_folder(config: PolicyConfig) -> Path:
+    """Return the folder of `policy.model`'s files."""
+    return _local_folder(config.model, _revision(config))
+
+
+def _revision(config: PolicyConfig) -> dict[str, Any]:
+    return {} if config.revision is None else {"revision": config.revision}
+
+
+def _make_empty(config: PolicyConfig, settings: Any, options: Mapping[str, Any]) -> PreTrainedModel:
+    return make_empty_model(settings, options, pictures=config.vision is not None)
 
 
 def _local_folder(place: str, options: Mapping[str, Any]) -> Path:
@@ -130,10 +144,19 @@ def _read_settings(config: PolicyConfig, source: str | Path | None) -> tuple[Any
     settings = AutoConfig.from_pretrained(place, **options)
     try:
         check_trainable_text(settings.to_dict())
+        if config.vision is not None:
+            load_vision_family(own_folder(config), config.vision)
     except ConfigError as error:
         raise ModelError(str(error)) from error
     apply_rope_scaling(settings, config)
-    return settings, {**options, "dtype": torch.float32, "attn_implementation": attention.NAME}
+    return settings, {**options, "dtype": torch.float32, "attn_implementation": _attention(config)}
+
+
+def _attention(config: PolicyConfig) -> str | dict[str, str]:
+    """Return the attention of a model's parts: that of a tower is not causal."""
+    if config.vision is None:
+        return attention.NAME
+    return {"": attention.NAME, "text_config": attention.NAME, "vision_config": "sdpa"}
 
 
 def _make_error(place: str, error: Exception) -> ModelError:

@@ -1,7 +1,7 @@
 """This rank's packs: rows that are computed in one forward pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import PlacedPicture
 from services.learner.algo.packing import Segments, first_fit_decreasing
 from services.learner.algo.prefix_sharing import (
     PrefixCluster,
@@ -20,6 +21,7 @@ from services.learner.algo.prefix_sharing import (
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
+from services.learner.rank.pictures import key_pictures
 from services.learner.rank.routing_replay import routed_token_keys
 from services.learner.rank.rows import ByRow, Row
 
@@ -44,6 +46,20 @@ class RowCluster:
         first = named[0]
         shared = [None if first is None else first[: self.prefix]] if self.prefix else []
         return [*shared, *(None if each is None else each[self.prefix :] for each in named)]
+
+    @property
+    def pictures(self) -> list[list[PlacedPicture]]:
+        """Pictures of each segment, with their places in it. None lies in two segments."""
+        shared = [place for place in self.rows[0].pictures if place.offset < self.prefix]
+        rest = [
+            [
+                replace(place, offset=place.offset - self.prefix)
+                for place in row.pictures
+                if place.offset >= self.prefix
+            ]
+            for row in self.rows
+        ]
+        return [shared, *rest] if self.prefix else rest
 
     @property
     def positions(self) -> list[NDArray[np.int64]]:
@@ -79,7 +95,8 @@ class Pack:
             parents += shared
             token_ids += parts
         experts = [each for cluster in self.clusters for each in cluster.experts]
-        return Segments(token_ids, parents, experts)
+        pictures = [each for cluster in self.clusters for each in cluster.pictures]
+        return Segments(token_ids, parents, experts, pictures)
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -162,7 +179,9 @@ class RowPacker:
 
     def _token_keys(self, row: Row) -> NDArray[np.integer[Any]]:
         """Return keys that distinguish a row's tokens from others, including their experts if those
-        are replayed."""
+        are replayed, and their pictures."""
+        if self.policy.vision is not None:
+            return key_pictures(row.token_ids, row.pictures, self.policy.vision.family)
         if self.policy.routing is None or not self.policy.routing.replays:
             return row.token_ids
         return routed_token_keys(row.token_ids, row.experts)

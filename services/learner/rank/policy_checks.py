@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from services.learner.algo.packing import Segments
 from services.learner.rank.canary import CANARY_TOKENS, canary_token_ids
-from services.learner.rank.model import Policy, score_tokens
+from services.learner.rank.model import CanaryScores, Policy, score_canary
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.sharding import reshard_unless_grad
 
@@ -54,28 +54,41 @@ def check_attention(settings: Any) -> None:
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Check that the fused head gives the same result as the model's own forward pass.
+    """Check that our pass and the fused head give the same result as the model's own forward pass,
+    which for a policy that sees pictures also places one.
 
-    It would not for a head with a bias, or with capped logits."""
-    ids = canary_token_ids(policy.vocabulary)
+    They would not for a head with a bias, or with capped logits."""
+    canary = score_canary(policy, CANARY_TOKENS)
+    ids = torch.from_numpy(canary.token_ids.astype(np.int64))[None].to(policy.device)
     with policy.autocast():
         output: Any = policy.model(
-            input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
-            use_cache=False,
+            input_ids=ids, use_cache=False, **_published_inputs(policy, canary, ids)
         )
     if policy.is_split:
         reshard_unless_grad(policy.model)
     logits = output.logits[0, :-1].float()
     # Summed as in the fused head: torch's log_softmax rounds away unlikely tokens on CPUs.
     own = logits - logits.logsumexp(-1, keepdim=True)
-    targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
-    expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
-    worst = float(np.abs(score_tokens(policy, ids, chunk=CANARY_TOKENS) - expected).max())
+    expected = own.gather(1, ids[0, 1:, None]).squeeze(1).cpu().numpy()
+    worst = float(np.abs(canary.logprobs - expected).max())
     if not worst <= _TOLERANCE[policy.compute_dtype]:
         raise ModelError(
             f"{type(policy.model).__name__} computes its logits by more than a matrix product "
             f"with its output embeddings (logprobs differ by {worst:.3g}); choose another model"
         )
+
+
+def _published_inputs(policy: Policy, canary: CanaryScores, ids: Tensor) -> dict[str, Tensor]:
+    """Return the arguments by which the published class sees the canary's pictures."""
+    if policy.vision is None:
+        return {}
+    (shown,) = canary.pictures
+    pixels = policy.vision.read_canary()
+    return {
+        "pixel_values": torch.from_numpy(pixels).to(policy.device),
+        "image_grid_thw": torch.tensor([shown.place.grid], device=policy.device),
+        "mm_token_type_ids": (ids == policy.vision.family.image_pad).int(),
+    }
 
 
 @torch.no_grad()

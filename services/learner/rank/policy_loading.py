@@ -22,10 +22,12 @@ from services.learner.rank.lora import ADAPTER, Adapters, add_adapters, freeze_m
 from services.learner.rank.model import DTYPES, Policy
 from services.learner.rank.model_loading import (
     ModelError,
+    own_folder,
     read_model,
     read_split_body,
     read_split_model,
 )
+from services.learner.rank.pictures import Vision, freeze_vision, load_vision
 from services.learner.rank.policy_checks import (
     check_attention,
     check_head,
@@ -55,11 +57,15 @@ def load_policy(
     be trained as it is served."""
     dtype = DTYPES[config.dtype]
     model = read_model(config, source)
+    unchanged = _freeze_parts(model, config)
     if frozen:
         freeze_model(model, dtype)
     merged = config.adapter_rank is None
     adapters = add_adapters(model, lora, dtype, merged=merged) if lora is not None else None
-    policy = prepare_policy(model, dtype, rank, adapters=adapters)
+    vision = _load_vision(config, rank)
+    policy = prepare_policy(
+        model, dtype, rank, adapters=adapters, vision=vision, unchanged=unchanged
+    )
     return _compile_blocks(_follow_spec(policy, config), rank)
 
 
@@ -75,15 +81,23 @@ def load_split_policy(
 
     All adapters that it will have must be named now."""
     dtype, added = DTYPES[config.dtype], list[Adapters]()
+    unchanged: set[str] = set()
 
     def prepare(model: PreTrainedModel) -> None:
+        unchanged.update(_freeze_parts(model, config))
         if lora is not None:
             merged = config.adapter_rank is None
             added.append(add_adapters(model, lora, dtype, adapter_names, merged=merged))
 
     model = read_split_model(config, layout, source, prepare=prepare)
     adapters = added[-1] if added else None
-    policy = prepare_policy(model, dtype, rank, layout=layout, adapters=adapters)
+    policy = prepare_policy(
+        *(model, dtype, rank),
+        layout=layout,
+        adapters=adapters,
+        vision=_load_vision(config, rank),
+        unchanged=frozenset(unchanged),
+    )
     return _compile_blocks(_follow_spec(policy, config), rank)
 
 
@@ -94,6 +108,17 @@ def load_split_body(config: PolicyConfig, rank: RankConfig, layout: ShardLayout)
     if rank.gradient_checkpointing != "auto":
         enable_checkpointing(body, rank.gradient_checkpointing)
     return body.train()
+
+
+def _freeze_parts(model: PreTrainedModel, config: PolicyConfig) -> frozenset[str]:
+    """Freeze what reads pictures, as configured; return the names of what is frozen."""
+    return frozenset() if config.vision is None else freeze_vision(model, config.vision)
+
+
+def _load_vision(config: PolicyConfig, rank: RankConfig) -> Vision | None:
+    if config.vision is None:
+        return None
+    return load_vision(config.vision, own_folder(config), torch.device(rank.device))
 
 
 def _follow_spec(policy: Policy, config: PolicyConfig) -> Policy:
@@ -126,10 +151,13 @@ def prepare_policy(
     *,
     layout: ShardLayout | None = None,
     adapters: Adapters | None = None,
+    vision: Vision | None = None,
+    unchanged: frozenset[str] = frozenset(),
 ) -> Policy:
     """Make a loaded model trainable and check that its logprobs match its own computation.
 
-    With a `layout` each rank keeps a part."""
+    With a `layout` each rank keeps a part. `unchanged` are names of frozen parameters beside
+    adapters' base."""
     device = torch.device(rank.device)
     if layout is None:
         nn.Module.to(model, device)
@@ -148,6 +176,8 @@ def prepare_policy(
         packable=False,
         logit_scale=scale,
         adapters=adapters,
+        vision=vision,
+        unchanged=unchanged,
     )
     policy = replace(policy, offload_activations=rank.offload_activations)
     if layout is not None:

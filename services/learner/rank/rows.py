@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import PlacedPicture
 from services.learner.algo.predicting_positions import predicting_positions
 from services.learner.types import TrainSequence
 
@@ -32,6 +33,7 @@ class Row:
     experts: Experts | None = None
     # Most first tokens that other rows may share; None: those before the first policy token.
     prompt: int | None = None
+    pictures: Sequence[PlacedPicture] = ()
 
     @staticmethod
     def from_sequence(index: int, sequence: TrainSequence) -> "Row":
@@ -48,6 +50,8 @@ class Row:
             sequence.temperature,
             sequence.staleness,
             sequence.experts,
+            # A run holds no policy token, so it lies before the end or behind it.
+            pictures=[place for place in sequence.pictures if place.offset < end],
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.common.domain.trajectory import Experts
+from services.common.images.picture import PlacedPicture
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.packing import Segments
@@ -29,9 +30,9 @@ from services.learner.types import (
     VersionMismatch,
 )
 
-# Tokens of a sequence, the positions among them that predict the policy's, and the engine's
-# experts.
-_Piece = tuple[NDArray[np.int32], NDArray[np.int64], Experts | None]
+# Tokens of a sequence, the positions among them that predict the policy's, the engine's experts,
+# and the pictures shown.
+_Piece = tuple[NDArray[np.int32], NDArray[np.int64], Experts | None, list[PlacedPicture]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class PolicyTokens:
     # Each token's place in its sequence, and the sequence's place in the batch.
     positions: NDArray[np.int64]
     sequence: NDArray[np.int64]
+    # Bool, true where the engine scored a token that it had not sampled; None if nowhere.
+    canary: Tensor | None
 
     @staticmethod
     def from_batch(
@@ -57,6 +60,7 @@ class PolicyTokens:
 
         pairs = list(zip(rows, places, strict=True))
         heat = [np.full(len(place), row.temperature) for (_, row), place in pairs]
+        given = [np.full(len(place), row.canary) for (_, row), place in pairs]
         return PolicyTokens(
             concat_to_tensor([row.token_ids[place] for (_, row), place in pairs], torch.int64),
             concat_to_tensor(
@@ -65,6 +69,7 @@ class PolicyTokens:
             concat_to_tensor(list(heat), torch.float32),
             np.concatenate(places),
             np.concatenate([np.full(len(place), index) for (index, _), place in pairs]),
+            concat_to_tensor(list(given), torch.bool) if any(s.canary for _, s in rows) else None,
         )
 
 
@@ -75,10 +80,11 @@ def predicting_states(policy: Policy, sequences: Sequence[TrainSequence], budget
     Sequences are computed in packs of at most `budget` tokens, if the model allows packs."""
     parts: list[Tensor] = []
     for pack in _pack_neighbours(sequences, budget if policy.packable else 1):
-        token_ids = [ids for ids, _, _ in pack]
+        token_ids = [ids for ids, *_ in pack]
         starts = np.cumsum([0, *map(len, token_ids)])
-        positions = [where + start for (_, where, _), start in zip(pack, starts, strict=False)]
-        segments = Segments(token_ids, experts=[experts for _, _, experts in pack])
+        positions = [where + start for (_, where, *_), start in zip(pack, starts, strict=False)]
+        experts, pictures = [each[2] for each in pack], [each[3] for each in pack]
+        segments = Segments(token_ids, experts=experts, pictures=pictures)
         hidden = policy.segment_states(segments, policy.make_pass(segments))
         parts.append(hidden[torch.from_numpy(np.concatenate(positions)).to(policy.device)])
     return torch.cat(parts)
@@ -95,9 +101,21 @@ def _pack_neighbours(sequences: Sequence[TrainSequence], budget: int) -> list[li
         if not packs or len(ids) > room:
             packs.append([])
             room = budget
-        packs[-1].append((ids, positions, sequence.experts))
+        seen = [place for place in sequence.pictures if place.offset < len(ids)]
+        packs[-1].append((ids, positions, sequence.experts, seen))
         room -= len(ids)
     return packs
+
+
+def score_states(
+    policy: Policy, hidden: Tensor, tokens: PolicyTokens, head: Tensor, chunk: int
+) -> Tensor:
+    """Return the logprobs of policy tokens [n], given the states that predict them."""
+    columns = (hidden, head, tokens.targets, tokens.temperature)
+    found = token_logprobs(*columns, chunk=chunk, banned=policy.banned)
+    if policy.banned is None or tokens.canary is None:
+        return found
+    return torch.where(tokens.canary, token_logprobs(*columns, chunk=chunk), found)
 
 
 @contextmanager
@@ -186,13 +204,8 @@ class ScoreComparer:
 
     def score_tokens(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
         """Return the logprobs of the policy tokens [n] under the model's current weights."""
-        return token_logprobs(
-            predicting_states(self.policy, sequences, self.rank.pack_tokens),
-            self.policy.head,
-            tokens.targets,
-            tokens.temperature,
-            chunk=self.rank.head_chunk,
-        )
+        hidden = predicting_states(self.policy, sequences, self.rank.pack_tokens)
+        return score_states(self.policy, hidden, tokens, self.policy.head, self.rank.head_chunk)
 
     def _group_by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:
         newest = batch.step - 1

@@ -21,7 +21,9 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
         segments = pack.segments
         hidden = policy.segment_states(segments, policy.make_pass(segments))[targets.positions]
         return token_logprobs(
-            hidden, policy.head, targets.token_ids, targets.temperature, chunk=chunk
+            *(hidden, policy.head, targets.token_ids, targets.temperature),
+            chunk=chunk,
+            banned=policy.banned,
         )
 
     return _compute_by_row(policy, rows, packer, score_pack)

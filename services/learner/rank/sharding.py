@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from services.learner.rank.data_parallel import RankPlacement
+from services.learner.rank.text_part import find_tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,14 @@ def reshard_unless_grad(*modules: Any) -> None:
 
 
 def decoder_blocks(model: Any) -> list[nn.Module]:
-    """Return the model's decoder blocks, split or not."""
+    """Return the model's decoder blocks, split or not; those of a tower are none."""
     names: set[str] = set(getattr(model, "_no_split_modules", None) or ())
+    tower = find_tower(model)
+    others = set() if tower is None else {id(module) for module in tower.modules()}
 
     def is_block(module: nn.Module) -> bool:
-        return any(base.__name__ in names for base in type(module).__mro__)
+        named = any(base.__name__ in names for base in type(module).__mro__)
+        return named and id(module) not in others
 
     return [module for module in model.modules() if is_block(module)]
 

@@ -25,11 +25,13 @@ MODEL = "model"
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def make_empty_model(settings: Any, options: Mapping[str, Any]) -> PreTrainedModel:
+def make_empty_model(
+    settings: Any, options: Mapping[str, Any], *, pictures: bool = False
+) -> PreTrainedModel:
     """Build a model whose parameters take no memory; its buffers are allocated."""
     own = {name: value for name, value in options.items() if name != "revision"}
     with no_init_weights(), _unallocated_parameters():
-        model: Any = model_class(settings).from_config(settings, **own)
+        model: Any = model_class(settings, pictures=pictures).from_config(settings, **own)
     # Not within the block above, which gives each registered parameter its own tensor.
     model.tie_weights()
     return model

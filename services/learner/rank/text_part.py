@@ -1,23 +1,33 @@
-"""The text part of a published multimodal model, in the published class and under its names.
+"""Published multimodal models, whole or their text part, in the published class and its names.
 
-What reads other inputs, and what joins it to the text, is dropped as the model is built: it takes
-no memory, and gets no gradient. All names stay those of the published class, so that engines,
-adapters and exports need no other ones."""
+Of a text part, what reads other inputs, and what joins it to the text, is dropped as the model is
+built: it takes no memory, and gets no gradient. All names stay those of the published class, so
+that engines, adapters and exports need no other ones."""
 
 from functools import cache
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from services.common.models.multimodal_models import is_multimodal
 
 
-def model_class(settings: Any) -> Any:
-    """Return what builds and loads a model of these settings, of a multimodal one its text part."""
+def model_class(settings: Any, *, pictures: bool = False) -> Any:
+    """Return what builds and loads a model of these settings; of a multimodal one its text part,
+    or with `pictures` the whole."""
+    if pictures:
+        return AutoModelForImageTextToText
     if not is_multimodal(settings.to_dict()):
         return AutoModelForCausalLM
     return _text_part_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)])
+
+
+def find_tower(model: Any) -> nn.Module | None:
+    """Return what reads pictures in a model or its body, together with what projects its features;
+    None if it was not loaded."""
+    return getattr(getattr(model, "base_model", model), "visual", None)
 
 
 @cache

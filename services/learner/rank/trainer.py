@@ -76,6 +76,10 @@ class Trainer:
         Groups without a signal take part in the normalisation, but are not computed if their
         gradient is 0. A mini-batch of nothing else makes no update. Non-finite results of the
         reference, the critic or the policy refuse the whole step."""
+        with self._policy.showing(batch):
+            return self._make_updates(batch, lr)
+
+    def _make_updates(self, batch: TrainBatch, lr: float) -> StepResult:
         started = time.monotonic()
         objective = Objective(self._algorithm, batch.settings)
         try:

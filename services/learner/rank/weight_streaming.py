@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from services.learner.rank.model import Policy
 from services.learner.rank.sharding import decoder_blocks
+from services.learner.rank.text_part import find_tower
 
 # Maps (canonical name, the model's own tensor) to the tensor to compute with.
 TensorChoice = Callable[[str, Tensor], Tensor]
@@ -59,8 +60,10 @@ def streamed_weights(policy: Policy, choose: TensorChoice) -> Generator[None]:
 
 
 def _computed_units(model: Any) -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """Yield decoder blocks and their tensors, and surrounding modules with their own."""
-    blocks = decoder_blocks(model)
+    """Yield decoder blocks and a tower with their tensors, and surrounding modules with their
+    own."""
+    tower = find_tower(model)
+    blocks = [*decoder_blocks(model), *([] if tower is None else [tower])]
     inner = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:
         yield block, [*block.parameters(), *block.buffers()]

@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 
 from services.common.process.process_memory import peak_memory_bytes
 from services.learner.rank.burn_in import BurnIn
-from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpoint_writer import CheckpointWriter
 from services.learner.rank.compare_command import CompareCommand
 from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.model import score_tokens
+from services.learner.rank.model import score_canary
 from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
 from services.learner.rank.rendezvous_store import Store, host_store
 from services.learner.rank.serving_rank import ServingRank, ServingSetup, load_served
@@ -56,7 +55,8 @@ class Rank:
         count = sum(parameter.numel() for parameter in policy.named_parameters().values())
         fingerprint = self._models.initial_fingerprint()
         experts = policy.routing.shape if policy.routing is not None else None
-        return ModelInfo(count, policy.vocabulary, self._step, fingerprint, experts)
+        banned = () if policy.vision is None else policy.vision.family.banned_ids
+        return ModelInfo(count, policy.vocabulary, self._step, fingerprint, experts, banned)
 
     def describe_start(self) -> protocol.Message:
         """Describe the loaded model, the peak memory of loading it here, and the reason if its
@@ -172,10 +172,11 @@ class FirstRank(PublishingRank):
         if version != self._step:
             raise OutOfOrderError(f"version {version} requested, but the weights are {self._step}")
         path, fingerprint, manifest = self._slots.write_version(version)
-        ids = canary_token_ids(policy.vocabulary)
-        logprobs = score_tokens(policy, ids, chunk=self._setup.rank.head_chunk)
+        canary = score_canary(policy, self._setup.rank.head_chunk)
+        size = self._slots.total_bytes
         published = Publication(
-            version, fingerprint, manifest, self._slots.total_bytes, path, ids, logprobs
+            *(version, fingerprint, manifest, size, path),
+            *(canary.token_ids, canary.logprobs, canary.pictures),
         )
         return protocol.encode_publication(published)
 
@@ -206,10 +207,8 @@ class JoiningRank(PublishingRank):
 
     def join_publication(self, message: protocol.Message) -> protocol.Message:
         """Take part in `FirstRank.publish_weights`."""
-        policy = self._models.policy
         self._slots.join_version(message["version"])
-        ids = canary_token_ids(policy.vocabulary)
-        score_tokens(policy, ids, chunk=self._setup.rank.head_chunk)
+        score_canary(self._models.policy, self._setup.rank.head_chunk)
         return {}
 
     def join_comparison(self, message: protocol.Message) -> protocol.Message:

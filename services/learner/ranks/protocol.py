@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import numpy as safetensors_numpy
 
 from services.common.domain.attempts import StopReason
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
@@ -41,10 +42,15 @@ MAX_FRAME_BYTES = 64 << 20
 # Exit code of a child whose parent is gone.
 ORPHANED_EXIT_CODE = 3
 
+# Of the names of arrays that are files of pictures.
+_PICTURE = "picture."
+
 Message = dict[str, Any]
 
 # Results of plain values.
 COMPARISON, CHECKPOINT = TypeAdapter(Comparison), TypeAdapter(CheckpointFiles)
+_BASE64 = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+PICTURES = TypeAdapter(tuple[ShownPicture, ...], config=_BASE64)
 
 
 class ChannelError(Exception):
@@ -128,7 +134,10 @@ def remove_stale_files(folder: Path, name: str) -> None:
 def write_batch(path: Path, batch: TrainBatch) -> Message:
     """Write the arrays to `path`; the returned plain values complete them."""
     sequences = batch.sequences
-    safetensors_numpy.save_file(_to_arrays(sequences), path)
+    files = {
+        f"{_PICTURE}{name}": np.frombuffer(data, np.uint8) for name, data in batch.pictures.items()
+    }
+    safetensors_numpy.save_file(_to_arrays(sequences) | files, path)
     return {
         "step": batch.step,
         "path": str(path),
@@ -139,6 +148,8 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "temperature": [s.temperature for s in sequences],
         "staleness": [s.staleness for s in sequences],
         "stop_reason": [s.stop_reason.value for s in sequences],
+        "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
+        "canary": [s.canary for s in sequences],
         "settings": asdict(batch.settings),
     }
 
@@ -186,10 +197,23 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         message["staleness"],
         [StopReason(reason) for reason in message["stop_reason"]],
         [arrays.get(f"experts.{index}") for index in range(len(lengths))],
+        [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
+        message["canary"],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
-    return TrainBatch(message["step"], sequences, StepSettings(**message["settings"]))
+    files = {
+        name.removeprefix(_PICTURE): array.tobytes()
+        for name, array in arrays.items()
+        if name.startswith(_PICTURE)
+    }
+    settings = StepSettings(**message["settings"])
+    return TrainBatch(message["step"], sequences, settings, files)
+
+
+def _to_place(sha256: str, grid: list[int], offset: int) -> PlacedPicture:
+    frames, high, wide = grid
+    return PlacedPicture(sha256, (frames, high, wide), offset)
 
 
 def _concat_arrays(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
@@ -237,6 +261,7 @@ def decode_model_info(message: Message) -> ModelInfo:
         step=message["step"],
         reference=bytes.fromhex(reference) if reference else None,
         experts=ExpertShape(**experts) if experts else None,
+        banned_ids=tuple(message["banned_ids"]),
     )
 
 
@@ -280,6 +305,7 @@ def encode_publication(publication: Publication) -> Message:
         "canary_token_ids": publication.canary_token_ids.tolist(),
         # float32 to float64 and back is exact.
         "canary_logprobs": publication.canary_logprobs.tolist(),
+        "canary_pictures": PICTURES.dump_python(publication.canary_pictures, mode="json"),
     }
 
 
@@ -295,4 +321,5 @@ def decode_publication(message: Message) -> Publication:
         path=Path(message["path"]),
         canary_token_ids=np.array(message["canary_token_ids"], np.int32),
         canary_logprobs=np.array(message["canary_logprobs"], np.float32),
+        canary_pictures=PICTURES.validate_python(message["canary_pictures"]),
     )

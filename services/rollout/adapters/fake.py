@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.tokenizer_port import Tokenizer
 from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
@@ -48,6 +49,7 @@ class FakeEngine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         started_with = self.policy
         if self.death.done():
@@ -80,11 +82,17 @@ class FakeEngine:
         self.policy = publication.policy
         self.loaded.append(publication.policy)
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         return np.full(max(len(token_ids) - 1, 0), LOGPROB, np.float32)
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         if self.death.done():
             raise EngineDead(self.death.result())

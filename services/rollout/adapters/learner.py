@@ -1,5 +1,6 @@
 """Leases from the learner, and submissions to it."""
 
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
@@ -34,8 +35,13 @@ POLL_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 10.0
 WITHDRAW_TIMEOUT_S = 1.0
 MOST_KNOWN_TOOLS = 4096
+MOST_KNOWN_PICTURES = 2**16
 
 log = get_logger(__name__)
+
+
+class _PictureMissing(LearnerRefused):
+    """The learner has lost a picture that it had acknowledged."""
 
 
 class GroupClient:
@@ -52,6 +58,10 @@ class GroupClient:
         self._poll: group_pb.LeaseGroupRequest | None = None
         # Epochs and digests whose tools the learner has acknowledged.
         self._known_tools: BoundedDict[tuple[Metadata, str], None] = BoundedDict(MOST_KNOWN_TOOLS)
+        # Epochs, groups and hashes of pictures that it has acknowledged.
+        self._known_pictures: BoundedDict[tuple[Metadata, str, str], None] = BoundedDict(
+            MOST_KNOWN_PICTURES
+        )
 
     async def lease_group(self, holding: PolicyId, free_attempts: int) -> Lease | None:
         request = self._lease_request(holding, free_attempts)
@@ -129,12 +139,7 @@ class GroupClient:
         if known in self._known_tools:
             submission = replace(submission, tools=b"")
         try:
-            answer = await self._call_learner(
-                lambda left, md: self._stub.SubmitTrajectory(
-                    encode_submission(submission), timeout=left, metadata=md
-                ),
-                timeout_s,
-            )
+            answer = await self._send_pictures_once(submission, timeout_s)
         except grpc.aio.AioRpcError as error:
             # After the group's deadline the learner accepts nothing of it.
             raise LeaseLost(
@@ -143,6 +148,38 @@ class GroupClient:
         if submission.tools:
             self._known_tools[known] = None
         return answer is not None and answer.group_complete
+
+    async def _send_pictures_once(
+        self, submission: Trajectory, timeout_s: float
+    ) -> group_pb.SubmitTrajectoryResponse | None:
+        """Submit without the pictures that the learner has for the group, but again with all of
+        them if it lacks one."""
+        epoch, group, pictures = self._epoch.metadata, submission.key.group_id, submission.pictures
+        new = {
+            sha256: data
+            for sha256, data in pictures.items()
+            if (epoch, group, sha256) not in self._known_pictures
+        }
+        started = time.monotonic()
+        try:
+            answer = await self._submit(replace(submission, pictures=new), timeout_s)
+        except _PictureMissing:
+            if len(new) == len(pictures):
+                raise
+            answer = await self._submit(submission, timeout_s - (time.monotonic() - started))
+        for sha256 in pictures:
+            self._known_pictures[epoch, group, sha256] = None
+        return answer
+
+    async def _submit(
+        self, submission: Trajectory, timeout_s: float
+    ) -> group_pb.SubmitTrajectoryResponse | None:
+        return await self._call_learner(
+            lambda left, md: self._stub.SubmitTrajectory(
+                encode_submission(submission), timeout=left, metadata=md
+            ),
+            timeout_s,
+        )
 
     async def _call_learner(
         self,
@@ -159,6 +196,8 @@ class GroupClient:
         except grpc.aio.AioRpcError as error:
             if refusal_reason(error) == "LEASE_LOST":
                 raise LeaseLost(describe_error(error)) from error
+            if refusal_reason(error) == "PICTURE_MISSING":
+                raise _PictureMissing(describe_error(error)) from error
             # A STALE_EPOCH without a newer epoch comes from a learner that is being replaced.
             if error.code() not in TRANSIENT and refusal_reason(error) != "STALE_EPOCH":
                 raise LearnerRefused(describe_error(error)) from error

@@ -11,6 +11,8 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from services.common.domain.attempts import Grade, NoGradeReason
+from services.common.images.picture import PlacedPicture, ShownPicture
+from services.common.images.picture_files import read_picture
 from services.common.rpc.rpc import to_seconds
 from services.rollout.types import (
     Completion,
@@ -63,6 +65,7 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
         timeout_s=to_seconds(update.publish_timeout),
         reload=update.reload,
         keep=update.keep,
+        canary_pictures=tuple(_canary_picture(each) for each in update.canary_pictures),
         probes=tuple(
             Probe(
                 np.frombuffer(probe.prompt_token_ids, dtype="<i4").astype(np.int32),
@@ -71,6 +74,15 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
             )
             for probe in update.probes
         ),
+    )
+
+
+def _canary_picture(message: policy_pb.CanaryPicture) -> ShownPicture:
+    """Convert a picture of the canary. Raises PictureRefused, and ValueError for a wrong grid."""
+    picture = read_picture(message.data)
+    time, high, wide = message.grid
+    return ShownPicture(
+        picture, PlacedPicture(picture.sha256, (time, high, wide), message.token_offset)
     )
 
 

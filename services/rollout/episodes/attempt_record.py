@@ -97,7 +97,9 @@ def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Tra
     A try without a grade carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
     if not trajectory.is_graded:
-        trajectory = replace(trajectory, sequences=(), content_digest=content_digest(()), tools=b"")
+        trajectory = replace(
+            trajectory, sequences=(), content_digest=content_digest(()), tools=b"", pictures={}
+        )
     return replace(
         trajectory,
         lease_id=lease.lease_id,

@@ -181,7 +181,9 @@ class WeightUpdater:
         limit_s = max(publication.timeout_s, self._patience_s)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._engine.compute_logprobs(publication.canary_token_ids)
+                return await self._engine.compute_logprobs(
+                    publication.canary_token_ids, publication.canary_pictures
+                )
         except (EngineError, TimeoutError) as error:
             label = publication.policy.label
             reason = str(error) or f"no answer after {limit_s:g} s (learner.publish_timeout_s)"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from services.common.domain.attempts import StopReason
+from services.common.images.picture import PlacedPicture
 from services.learner.ranks import protocol
 from services.learner.types import (
     ExpertShape,
@@ -17,6 +18,7 @@ from services.learner.types import (
     TrainBatch,
     VersionMismatch,
 )
+from tests.support.pictures import draw_picture
 from tests.support.tiny_ranks import make_batch
 
 
@@ -50,6 +52,28 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
         if got.experts is not None and sent.experts is not None:
             assert got.experts.dtype == np.uint16
             np.testing.assert_array_equal(got.experts, sent.experts)
+
+
+def test_pictures_arrive_once_with_all_their_places(tmp_path: Path) -> None:
+    first, second = (draw_picture(n) for n in (1, 2))
+    places = (PlacedPicture(first.sha256, (1, 4, 6), 2), PlacedPicture(second.sha256, (1, 4, 6), 9))
+    one, *others = make_batch().sequences
+    sequences = (
+        replace(one, pictures=places),
+        *others[:-1],
+        replace(others[-1], pictures=places[:1]),
+    )
+    files = {each.sha256: each.data for each in (first, second)}
+    message = through(
+        protocol.write_batch(tmp_path / "batch", TrainBatch(7, sequences, pictures=files))
+    )
+    for found in (
+        protocol.read_batch(message),
+        protocol.unpack_batch(protocol.pack_batch(message)),
+    ):
+        assert found.pictures == files
+        assert [s.pictures for s in found.sequences] == [s.pictures for s in sequences]
+    assert (tmp_path / "batch").stat().st_size < sum(map(len, files.values())) + 2**14
 
 
 def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:

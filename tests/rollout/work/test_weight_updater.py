@@ -1,7 +1,7 @@
 """New weights: fetched, checked before use, loaded, reported; old ones kept when anything fails."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import (
     TensorEntry,
@@ -262,9 +263,11 @@ async def test_a_file_that_a_killed_predecessor_left_is_removed(tmp_path: Path) 
 
 async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Path) -> None:
     class SlowEngine(RecordingEngine):
-        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(
+            self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+        ) -> NDArray[np.float32]:
             await asyncio.sleep(0.3)
-            return await super().compute_logprobs(token_ids)
+            return await super().compute_logprobs(token_ids, pictures)
 
     async with following(tmp_path, FakeLearner()) as it:
         it.engine.__class__ = SlowEngine
@@ -280,7 +283,9 @@ async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Pa
 
 async def test_weights_whose_canary_cannot_be_scored_end_the_worker(tmp_path: Path) -> None:
     class Mute(RecordingEngine):
-        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(
+            self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+        ) -> NDArray[np.float32]:
             raise EngineError("no logprobs")
 
     async with following(tmp_path, FakeLearner()) as it:
@@ -293,7 +298,9 @@ async def test_weights_whose_canary_cannot_be_scored_end_the_worker(tmp_path: Pa
 
 async def test_an_engine_that_does_not_answer_the_canary_ends_the_worker(tmp_path: Path) -> None:
     class Stopped(RecordingEngine):
-        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(
+            self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+        ) -> NDArray[np.float32]:
             return await asyncio.Future()
 
     async with following(tmp_path, FakeLearner()) as it:
@@ -307,9 +314,11 @@ async def test_an_engine_that_does_not_answer_the_canary_ends_the_worker(tmp_pat
 
 async def test_a_service_that_answers_the_canary_late_is_waited_for(tmp_path: Path) -> None:
     class Late(RecordingEngine):
-        async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        async def compute_logprobs(
+            self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+        ) -> NDArray[np.float32]:
             await asyncio.sleep(0.5)
-            return await super().compute_logprobs(token_ids)
+            return await super().compute_logprobs(token_ids, pictures)
 
     async with following(tmp_path, FakeLearner(), patience_s=60.0) as it:
         it.engine.__class__ = Late

@@ -41,6 +41,8 @@ class GroupServiceStub:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      FAILED_PRECONDITION PICTURE_MISSING     the learner has not all pictures that the trajectory
+                                              shows; send it again, with all of them
       INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
                                               worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
@@ -133,6 +135,8 @@ class GroupServiceAsyncStub:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      FAILED_PRECONDITION PICTURE_MISSING     the learner has not all pictures that the trajectory
+                                              shows; send it again, with all of them
       INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
                                               worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
@@ -224,6 +228,8 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      FAILED_PRECONDITION PICTURE_MISSING     the learner has not all pictures that the trajectory
+                                              shows; send it again, with all of them
       INVALID_ARGUMENT    MALFORMED_REQUEST   a required field is missing, or too long; a bug in the
                                               worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker

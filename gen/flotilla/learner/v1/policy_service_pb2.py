@@ -26,31 +26,33 @@ from flotilla.learner.v1 import policy_pb2 as flotilla_dot_learner_dot_v1_dot_po
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(flotilla/learner/v1/policy_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb1\x02\n\rAttachRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x03 \x01(\r\x12\x32\n\ntransports\x18\x04 \x03(\x0e\x32\x1e.flotilla.learner.v1.Transport\x12.\n\x07holding\x18\x05 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x13\n\x0bhost_digest\x18\x06 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\x0c\x12\x1d\n\x15tokenizer_json_digest\x18\x08 \x01(\x0c\x12\x1c\n\x14\x63hat_template_digest\x18\t \x01(\x0c\x12\x12\n\ndevice_ids\x18\n \x03(\t\"P\n\x0e\x41ttachResponse\x12+\n\x06update\x18\x01 \x01(\x0b\x32\x1b.flotilla.learner.v1.Update\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"\xcb\x02\n\x06Update\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x35\n\x08manifest\x18\x02 \x01(\x0b\x32#.flotilla.learner.v1.WeightManifest\x12\x31\n\ttransport\x18\x03 \x01(\x0e\x32\x1e.flotilla.learner.v1.Transport\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x18\n\x10\x63\x61nary_token_ids\x18\x05 \x01(\x0c\x12\x32\n\x0fpublish_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reload\x18\x07 \x01(\x08\x12*\n\x06probes\x18\x08 \x03(\x0b\x32\x1a.flotilla.learner.v1.Probe\x12\x0c\n\x04keep\x18\t \x01(\x08\"X\n\x05Probe\x12\x18\n\x10prompt_token_ids\x18\x01 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"2\n\x0bProbeResult\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"\xe7\x01\n\x13ReportPolicyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x17\n\x0f\x63\x61nary_logprobs\x18\x03 \x01(\x0c\x12\x33\n\x07outcome\x18\x04 \x01(\x0e\x32\".flotilla.learner.v1.UpdateOutcome\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x30\n\x06probes\x18\x06 \x03(\x0b\x32 .flotilla.learner.v1.ProbeResult\"(\n\x14ReportPolicyResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08*\x9d\x01\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x11\n\rTRANSPORT_SHM\x10\x01\x12\x13\n\x0fTRANSPORT_FILES\x10\x02\x12\x12\n\x0eTRANSPORT_GRPC\x10\x03\x12\x12\n\x0eTRANSPORT_NCCL\x10\x04\x12\x12\n\x0eTRANSPORT_GLOO\x10\x05\x12\x11\n\rTRANSPORT_IPC\x10\x06*\xbb\x01\n\rUpdateOutcome\x12\x1e\n\x1aUPDATE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16UPDATE_OUTCOME_APPLIED\x10\x01\x12\'\n#UPDATE_OUTCOME_FINGERPRINT_MISMATCH\x10\x02\x12#\n\x1fUPDATE_OUTCOME_TRANSPORT_FAILED\x10\x03\x12 \n\x1cUPDATE_OUTCOME_ENGINE_FAILED\x10\x04\x32\xc9\x01\n\rPolicyService\x12S\n\x06\x41ttach\x12\".flotilla.learner.v1.AttachRequest\x1a#.flotilla.learner.v1.AttachResponse0\x01\x12\x63\n\x0cReportPolicy\x12(.flotilla.learner.v1.ReportPolicyRequest\x1a).flotilla.learner.v1.ReportPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(flotilla/learner/v1/policy_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb1\x02\n\rAttachRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65vice_count\x18\x03 \x01(\r\x12\x32\n\ntransports\x18\x04 \x03(\x0e\x32\x1e.flotilla.learner.v1.Transport\x12.\n\x07holding\x18\x05 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x13\n\x0bhost_digest\x18\x06 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\x0c\x12\x1d\n\x15tokenizer_json_digest\x18\x08 \x01(\x0c\x12\x1c\n\x14\x63hat_template_digest\x18\t \x01(\x0c\x12\x12\n\ndevice_ids\x18\n \x03(\t\"P\n\x0e\x41ttachResponse\x12+\n\x06update\x18\x01 \x01(\x0b\x32\x1b.flotilla.learner.v1.Update\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"\x88\x03\n\x06Update\x12-\n\x06policy\x18\x01 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x35\n\x08manifest\x18\x02 \x01(\x0b\x32#.flotilla.learner.v1.WeightManifest\x12\x31\n\ttransport\x18\x03 \x01(\x0e\x32\x1e.flotilla.learner.v1.Transport\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x18\n\x10\x63\x61nary_token_ids\x18\x05 \x01(\x0c\x12\x32\n\x0fpublish_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reload\x18\x07 \x01(\x08\x12*\n\x06probes\x18\x08 \x03(\x0b\x32\x1a.flotilla.learner.v1.Probe\x12\x0c\n\x04keep\x18\t \x01(\x08\x12;\n\x0f\x63\x61nary_pictures\x18\n \x03(\x0b\x32\".flotilla.learner.v1.CanaryPicture\"A\n\rCanaryPicture\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x0c\n\x04grid\x18\x03 \x03(\r\"X\n\x05Probe\x12\x18\n\x10prompt_token_ids\x18\x01 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"2\n\x0bProbeResult\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"\xe7\x01\n\x13ReportPolicyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x17\n\x0f\x63\x61nary_logprobs\x18\x03 \x01(\x0c\x12\x33\n\x07outcome\x18\x04 \x01(\x0e\x32\".flotilla.learner.v1.UpdateOutcome\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x30\n\x06probes\x18\x06 \x03(\x0b\x32 .flotilla.learner.v1.ProbeResult\"(\n\x14ReportPolicyResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08*\x9d\x01\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x11\n\rTRANSPORT_SHM\x10\x01\x12\x13\n\x0fTRANSPORT_FILES\x10\x02\x12\x12\n\x0eTRANSPORT_GRPC\x10\x03\x12\x12\n\x0eTRANSPORT_NCCL\x10\x04\x12\x12\n\x0eTRANSPORT_GLOO\x10\x05\x12\x11\n\rTRANSPORT_IPC\x10\x06*\xbb\x01\n\rUpdateOutcome\x12\x1e\n\x1aUPDATE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16UPDATE_OUTCOME_APPLIED\x10\x01\x12\'\n#UPDATE_OUTCOME_FINGERPRINT_MISMATCH\x10\x02\x12#\n\x1fUPDATE_OUTCOME_TRANSPORT_FAILED\x10\x03\x12 \n\x1cUPDATE_OUTCOME_ENGINE_FAILED\x10\x04\x32\xc9\x01\n\rPolicyService\x12S\n\x06\x41ttach\x12\".flotilla.learner.v1.AttachRequest\x1a#.flotilla.learner.v1.AttachResponse0\x01\x12\x63\n\x0cReportPolicy\x12(.flotilla.learner.v1.ReportPolicyRequest\x1a).flotilla.learner.v1.ReportPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flotilla.learner.v1.policy_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSPORT']._serialized_start=1274
-  _globals['_TRANSPORT']._serialized_end=1431
-  _globals['_UPDATEOUTCOME']._serialized_start=1434
-  _globals['_UPDATEOUTCOME']._serialized_end=1621
+  _globals['_TRANSPORT']._serialized_start=1402
+  _globals['_TRANSPORT']._serialized_end=1559
+  _globals['_UPDATEOUTCOME']._serialized_start=1562
+  _globals['_UPDATEOUTCOME']._serialized_end=1749
   _globals['_ATTACHREQUEST']._serialized_start=132
   _globals['_ATTACHREQUEST']._serialized_end=437
   _globals['_ATTACHRESPONSE']._serialized_start=439
   _globals['_ATTACHRESPONSE']._serialized_end=519
   _globals['_UPDATE']._serialized_start=522
-  _globals['_UPDATE']._serialized_end=853
-  _globals['_PROBE']._serialized_start=855
-  _globals['_PROBE']._serialized_end=943
-  _globals['_PROBERESULT']._serialized_start=945
-  _globals['_PROBERESULT']._serialized_end=995
-  _globals['_REPORTPOLICYREQUEST']._serialized_start=998
-  _globals['_REPORTPOLICYREQUEST']._serialized_end=1229
-  _globals['_REPORTPOLICYRESPONSE']._serialized_start=1231
-  _globals['_REPORTPOLICYRESPONSE']._serialized_end=1271
-  _globals['_POLICYSERVICE']._serialized_start=1624
-  _globals['_POLICYSERVICE']._serialized_end=1825
+  _globals['_UPDATE']._serialized_end=914
+  _globals['_CANARYPICTURE']._serialized_start=916
+  _globals['_CANARYPICTURE']._serialized_end=981
+  _globals['_PROBE']._serialized_start=983
+  _globals['_PROBE']._serialized_end=1071
+  _globals['_PROBERESULT']._serialized_start=1073
+  _globals['_PROBERESULT']._serialized_end=1123
+  _globals['_REPORTPOLICYREQUEST']._serialized_start=1126
+  _globals['_REPORTPOLICYREQUEST']._serialized_end=1357
+  _globals['_REPORTPOLICYRESPONSE']._serialized_start=1359
+  _globals['_REPORTPOLICYRESPONSE']._serialized_end=1399
+  _globals['_POLICYSERVICE']._serialized_start=1752
+  _globals['_POLICYSERVICE']._serialized_end=1953
 # @@protoc_insertion_point(module_scope)

@@ -178,6 +178,7 @@ class Update(google.protobuf.message.Message):
     RELOAD_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
+    CANARY_PICTURES_FIELD_NUMBER: builtins.int
     transport: global___Transport.ValueType
     location: builtins.str
     """A path for SHM and FILES, host:port of WeightService for GRPC, and of the
@@ -212,6 +213,12 @@ class Update(google.protobuf.message.Message):
         samples for training.
         """
 
+    @property
+    def canary_pictures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CanaryPicture]:
+        """Pictures that stand among the canary's tokens, in order: a wrong tower shows
+        in the logprobs of the tokens behind them.
+        """
+
     def __init__(
         self,
         *,
@@ -224,11 +231,40 @@ class Update(google.protobuf.message.Message):
         reload: builtins.bool = ...,
         probes: collections.abc.Iterable[global___Probe] | None = ...,
         keep: builtins.bool = ...,
+        canary_pictures: collections.abc.Iterable[global___CanaryPicture] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["manifest", b"manifest", "policy", b"policy", "publish_timeout", b"publish_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "keep", b"keep", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_pictures", b"canary_pictures", "canary_token_ids", b"canary_token_ids", "keep", b"keep", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
 
 global___Update = Update
+
+@typing.final
+class CanaryPicture(google.protobuf.message.Message):
+    """A picture among the canary's tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    TOKEN_OFFSET_FIELD_NUMBER: builtins.int
+    GRID_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """A PNG or JPEG file, at most 1 MiB."""
+    token_offset: builtins.int
+    """The first of the tokens that stand for it."""
+    @property
+    def grid(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its patches in time, height and width."""
+
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        token_offset: builtins.int = ...,
+        grid: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "grid", b"grid", "token_offset", b"token_offset"]) -> None: ...
+
+global___CanaryPicture = CanaryPicture
 
 @typing.final
 class Probe(google.protobuf.message.Message):

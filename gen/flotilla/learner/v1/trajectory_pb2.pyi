@@ -250,6 +250,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     SUSPICION_FIELD_NUMBER: builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
+    PICTURES_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """The lease under which the attempt was made."""
     worker_id: builtins.str
@@ -282,7 +283,8 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """
     content_digest: builtins.bytes
     """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
-    then of all logprobs, then of all experts, sequence by sequence. Catches
+    then of all logprobs, then of all experts, then the `sha256` of its pictures,
+    sequence by sequence. Catches
     truncation, reordering and damage, and makes repeats comparable. It need not
     resist deliberate collisions: a worker that sends both contents of an attempt
     gains nothing from one.
@@ -308,6 +310,13 @@ class TrajectoryHeader(google.protobuf.message.Message):
     def turns(self) -> global___Turns: ...
     @property
     def counts(self) -> global___TrajectoryCounts: ...
+    @property
+    def pictures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Picture]:
+        """Pictures that follow in PictureChunks: those that a sequence shows, except
+        those that the learner has acknowledged for this group in its present run
+        epoch. It keeps each once for a group. At most 256 MiB.
+        """
+
     def __init__(
         self,
         *,
@@ -335,15 +344,38 @@ class TrajectoryHeader(google.protobuf.message.Message):
         suspicion: builtins.str = ...,
         content_digest: builtins.bytes = ...,
         tools: builtins.bytes = ...,
+        pictures: collections.abc.Iterable[global___Picture] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "pictures", b"pictures", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["reward", "no_grade", "failure"] | None: ...
 
 global___TrajectoryHeader = TrajectoryHeader
+
+@typing.final
+class Picture(google.protobuf.message.Message):
+    """A picture whose bytes follow: a PNG or JPEG file in RGB, upright, of one frame,
+    of at most 16 MiB.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    sha256: builtins.bytes
+    size_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        sha256: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___Picture = Picture
 
 @typing.final
 class SequenceHeader(google.protobuf.message.Message):
@@ -506,7 +538,7 @@ global___Writer = Writer
 
 @typing.final
 class MediaReference(google.protobuf.message.Message):
-    """An item that the policy saw at least in part: an image, or a truncated tool
+    """An item that the policy saw at least in part: a picture, or a truncated tool
     answer.
     """
 
@@ -521,16 +553,28 @@ class MediaReference(google.protobuf.message.Message):
     SENT_BYTES_FIELD_NUMBER: builtins.int
     sha256: builtins.bytes
     mime: builtins.str
+    """`image/png` or `image/jpeg` of a picture. A sequence lists its pictures in the
+    order of their tokens.
+    """
     token_offset: builtins.int
-    """The first token of the run that shows it."""
+    """The first token of the run that shows it. A picture's run is the model's
+    placeholder token, once for each of its features; no other token is one.
+    """
     processor_digest: builtins.bytes
+    """Of a picture: SHA-256 of what the pixels depend on besides its bytes. The
+    learner's own must be the same.
+    """
     size_bytes: builtins.int
     sent_bytes: builtins.int
-    """Bytes that follow in SequenceChunks: the whole item or none. At most 512 KiB
-    per sequence.
+    """Bytes that follow in SequenceChunks: the whole item or none, and none of a
+    picture. At most 512 KiB per sequence.
     """
     @property
-    def grid(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def grid(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of a picture: its patches in time, height and width, as the model's family
+        scales its size.
+        """
+
     def __init__(
         self,
         *,
@@ -725,6 +769,26 @@ class TrajectoryCounts(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["grade_s", b"grade_s", "malformed_turns", b"malformed_turns", "open_s", b"open_s", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
 
 global___TrajectoryCounts = TrajectoryCounts
+
+@typing.final
+class PictureChunk(google.protobuf.message.Message):
+    """A piece of one picture, at most 1 MiB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PICTURE_INDEX_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    picture_index: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        picture_index: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "picture_index", b"picture_index"]) -> None: ...
+
+global___PictureChunk = PictureChunk
 
 @typing.final
 class SequenceChunk(google.protobuf.message.Message):

@@ -22,6 +22,7 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from services.env_gateway.tools.computer_tool import make_media
 
 
 class EmbeddedInstance(Instance):
@@ -52,6 +53,8 @@ class EmbeddedInstance(Instance):
         answer = await self._send_request("call", timeout_s, name=name, arguments=arguments)
         if (refusal := answer.get("refused")) is not None:
             return CallResult((Text(refusal),), is_error=True)
+        if (png := answer.get("png")) is not None:
+            return CallResult((make_media(decode_value(png), "image/png"),))
         return CallResult((Text(answer["text"]),))
 
     async def query_database(

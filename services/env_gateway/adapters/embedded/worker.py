@@ -77,6 +77,8 @@ class InstanceHost:
             value = self._instances[request["instance"]].call(request["name"], request["arguments"])
         except api.ToolError as error:
             return {"refused": str(error)}
+        if isinstance(value, api.Picture):
+            return {"png": value.png}
         return {"text": json.dumps(value)}
 
     def _query_database(self, request: Message) -> Message:

@@ -165,7 +165,7 @@ class ChatEndpoint:
                 reason = f"{url}: {error}"
                 break
             except httpx.HTTPError as error:
-                reason = f"{url}: {error or type(error).__name__}"
+                reason = f"{url}: {str(error) or type(error).__name__}"
             except ValueError as error:
                 reason = f"{url} answered what is no JSON object: {error}"
                 break

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from services.common.adapters.model_hub import fetch_files, stage_model
 from services.common.files.json_files import read_json_object
+from services.common.images.vision_family import VisionFamily, load_vision_family
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
 from services.common.weights.fingerprint import TokenizerDigests, tokenizer_digests
@@ -20,6 +21,14 @@ def tokenizer_digests_of(policy: PolicyConfig) -> TokenizerDigests:
         return tokenizer_digests(folder)
     except FileNotFoundError:
         raise ConfigError(f"policy.model: {policy.model} has no tokenizer.json") from None
+
+
+def vision_family_of(policy: PolicyConfig) -> VisionFamily | None:
+    """Return how a model reads pictures; None if the policy is shown none. Raises ConfigError."""
+    if policy.vision is None:
+        return None
+    folder = fetch_files(policy.model, policy.revision, [CONFIG, "preprocessor_config.json"])
+    return load_vision_family(folder, policy.vision)
 
 
 def vocabulary_of(policy: PolicyConfig) -> int:

@@ -1,7 +1,10 @@
 """An endpoint may refuse, fail, or answer anything: the caller gets a turn of the model or a
 reason."""
 
+import asyncio
 import json
+import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
@@ -73,6 +76,19 @@ async def test_a_wait_that_is_too_long_is_not_begun() -> None:
 async def test_a_connection_that_is_refused_is_a_reason() -> None:
     with pytest.raises(EndpointError, match=r"try 5: http://127\.0\.0\.1:.*connection"):
         await answered(f"http://127.0.0.1:{free_port()}/v1")
+
+
+async def test_a_connection_that_is_reset_is_named() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(EndpointError, match=r"try 5: .*/chat/completions: ReadError"):
+            await answered(f"http://127.0.0.1:{port}/v1")
 
 
 async def test_an_echoed_key_is_hidden_and_one_that_no_header_can_have_is_refused() -> None:
