@@ -162,6 +162,7 @@ async def _connect_peers(
         config.burn_in_hints,
         model.tokenizer.draw_ordinary,
         follower.wait_for_first_weights,
+        model.vision,
     )
     return _make_parts(runtime, engine, environment, groups, runner, follower, burn_in, use)
 

@@ -383,7 +383,7 @@ async def test_a_text_too_large_for_an_answer_is_fetched_and_cut() -> None:
         setup(learner_with(), gateway) as it,
         it.environment.open_episode(request) as episode,
     ):
-        (text,) = (await episode.call_tool("look", "{}", 2.0)).parts
+        text = (await episode.call_tool("look", "{}", 2.0)).text
     assert text.startswith("look look")
     assert text.endswith("[cut here: 900000 bytes in all]")
     assert len(text) < 300_000
