@@ -12,6 +12,7 @@ from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Media, Trajectory
 from services.common.domain.trajectory import Sequence as Sampled
+from services.common.episodes.episode_rows import message_rows
 from services.common.episodes.episode_text import Decode, SequenceText, read_episode
 from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.record_digests import DamagedRecordError
@@ -119,11 +120,11 @@ class EpisodeShelf:
         if not trajectories or not trajectories[0].sequences:
             return None
         [trajectory] = trajectories
-        messages = read_episode(trajectory, self._tokenizer.decode).messages
+        episode = read_episode(trajectory, self._tokenizer.decode)
         return {
             **outcome_fields(trajectory),
             "stop_reason": str(trajectory.end_reason),
-            "messages": [message.to_json() for message in messages],
+            "messages": message_rows(episode, trajectory),
         }
 
     def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
