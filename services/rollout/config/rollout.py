@@ -260,8 +260,8 @@ class RolloutConfig(ServiceConfig):
                 ' stages; leave it out, or set policy.routing_replay = "off"'
             )
 
-    def attempt_limits(self, max_model_len: int) -> AttemptLimits:
-        """Return the bounds of an attempt with a policy of this length."""
+    def attempt_limits(self, max_model_len: int, max_images: int = 0) -> AttemptLimits:
+        """Return the bounds of an attempt with a policy of this length and number of pictures."""
         return AttemptLimits(
             max_turns=self.max_turns,
             max_input_length=self.max_input_length,
@@ -278,6 +278,7 @@ class RolloutConfig(ServiceConfig):
             observation_tokens=self.limits.observation_tokens,
             observation_side=self.limits.observation_side,
             continue_turns=self.limits.on_cut == "continue",
+            max_images=max_images,
         )
 
     def burn_in_lengths(self, max_model_len: int) -> BurnInLengths | None:

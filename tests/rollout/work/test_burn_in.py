@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
+from services.common.images.picture import ShownPicture
 from services.common.process.process_memory import peak_memory_bytes
 from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
@@ -30,9 +31,14 @@ class TriedEngine(FakeEngine):
     fails: EngineError | None = None
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.request = (token_ids, max_tokens, timeout_s)
+        self.pictures = pictures
         if self.fails is not None:
             raise self.fails
         return await super().burn_in(token_ids, min(max_tokens, self.reach), timeout_s)

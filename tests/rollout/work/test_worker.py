@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -22,6 +22,7 @@ from services.common.aio.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author
+from services.common.images.picture import ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
@@ -382,7 +383,7 @@ async def test_a_text_too_large_for_an_answer_is_fetched_and_cut() -> None:
         setup(learner_with(), gateway) as it,
         it.environment.open_episode(request) as episode,
     ):
-        (text,) = (await episode.call_tool("look", "{}", 2.0)).parts
+        text = (await episode.call_tool("look", "{}", 2.0)).text
     assert text.startswith("look look")
     assert text.endswith("[cut here: 900000 bytes in all]")
     assert len(text) < 300_000
@@ -502,11 +503,12 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
             sampling: Sampling,
             max_tokens: int,
             timeout_s: float = inf,
+            pictures: Sequence[ShownPicture] = (),
         ) -> Completion:
             if self.faults:
                 self.faults -= 1
                 raise ZeroDivisionError("a fault of ours")
-            return await super().generate(token_ids, sampling, max_tokens, timeout_s)
+            return await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
 
     async with setup(learner_with(lease())) as it:
         it.engine.__class__ = Faulty
