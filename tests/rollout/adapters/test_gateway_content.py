@@ -39,7 +39,10 @@ class MediaGateway(FakeGateway):
     """Answers every call with `files`, and counts what is fetched."""
 
     def __init__(self, *files: tuple[str, bytes], **fields: Any) -> None:
-        super().__init__(lambda _: env_pb.CallToolResponse(outcome=1, parts=self.parts), **fields)
+        super().__init__(
+            lambda _: env_pb.CallToolResponse(outcome=env_pb.TOOL_OUTCOME_OK, parts=self.parts),
+            **fields,
+        )
         self.parts = [self.make_part(mime, data) for mime, data in files]
         self.files = {hashlib.sha256(data).digest(): data for _, data in files}
         self.fetched = Counter[bytes]()
@@ -113,11 +116,10 @@ async def look_measured(*files: tuple[str, bytes]) -> tuple[ToolResult, float]:
 
 async def test_odd_pictures_are_shown_or_their_refusal_is_read_while_the_loop_goes_on() -> None:
     files = [file(name) for name in ODD]
-    for _ in range(3):
-        result, late = await look_measured(*files)
+    result, late = await look_measured(*files)
+    if late >= _MOST_LATE_S:
         # Other processes may have kept this one waiting.
-        if late < _MOST_LATE_S:
-            break
+        result, late = await look_measured(*files)
     assert late < _MOST_LATE_S
     assert result.outcome is ToolOutcome.OK
     for (name, odd), shown in zip(ODD.items(), result.parts, strict=True):
