@@ -6,14 +6,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.control import spec_check
+from services.launcher.cli.app import app
 from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
-from tests.support.doctor import forged_services
+from services.launcher.run_spec import RunSpec, parse_spec
+from tests.launcher.doctor.test_vision_size import QWEN3_VL_8B, folder_of
 from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -100,19 +101,26 @@ def test_what_rents_gpus_has_an_end(path: Path) -> None:
         assert config.max_hours is not None
 
 
-async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
+def test_no_spec_says_that_it_does_not_train() -> None:
+    for path in SPECS:
+        assert not re.search("VISION|NOT TRAIN", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("gpus", ["5x80GB", "5x141GB"])
+def test_the_vision_run_is_planned_on_gpus_of_these_sizes(tmp_path: Path, gpus: str) -> None:
+    model = folder_of(tmp_path, QWEN3_VL_8B)
     path = ROOT / "deploy/runs/vl-8b.toml"
-    with forged_services(), pytest.raises(BadSpecError) as caught:
-        await spec_check.check_spec(plan_of(path))
-    message = str(caught.value)
-    assert "rollout: error" in message
-    assert "the engine is not given pictures yet" in message
-    assert "set images = false" in message
-    # The rest of the spec is right: vision support will have to lift these two errors.
-    with forged_services():
-        await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
+    options = ["--gpus", gpus, f"--policy.model={model}", "--launcher.backend=local"]
+    planned = CliRunner().invoke(app, ["plan", str(path), *options])
+    assert planned.exit_code == 0, planned.output
+    assert "8.77 B parameters" in planned.output
+    assert "for pictures" in planned.output
 
 
-def test_specs_that_do_not_train_yet_warn_in_their_first_lines() -> None:
-    head = (ROOT / "deploy/runs/vl-8b.toml").read_text().splitlines()[:2]
-    assert "IT DOES NOT TRAIN YET" in " ".join(head)
+def test_the_vision_run_is_refused_on_gpus_that_are_too_small(tmp_path: Path) -> None:
+    model = folder_of(tmp_path, QWEN3_VL_8B)
+    path = ROOT / "deploy/runs/vl-8b.toml"
+    options = ["--gpus", "5x24GB", f"--policy.model={model}", "--launcher.backend=local"]
+    planned = CliRunner().invoke(app, ["plan", str(path), *options])
+    assert planned.exit_code != 0
+    assert "leaves" in planned.output and "beside 16.3 GiB of weights" in planned.output

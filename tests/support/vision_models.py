@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from tokenizers import AddedToken
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -102,8 +101,7 @@ def make_vision_model(folder: Path, kind: str) -> None:
     """Write a model, its tokenizer and the settings of its processor to `folder`; float32."""
     text, tower, processor = VISION_KINDS[kind]
     tokenizer = train_tokenizer(_CORPUS * 3, 290)
-    added = [AddedToken(token, special=True, normalized=False) for token in VISION_TOKENS]
-    tokenizer.add_special_tokens({"additional_special_tokens": added})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(VISION_TOKENS)})
     tokenizer.chat_template = CHAT_TEMPLATE
     save_tokenizer(tokenizer, folder)
     ids = tokenizer.get_vocab()

@@ -151,9 +151,11 @@ class GatewayEnvironment:
                 await self._renew_episodes()
 
     async def wait_until_closed(self) -> None:
-        """Wait for pending closes: their callers may have been cancelled."""
+        """Wait for pending closes, whose callers may have been cancelled, and end the processes
+        that read pictures."""
         while self._closing.running:
             await asyncio.wait(self._closing.running)
+        await self._parts.close()
 
     def _make_open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key

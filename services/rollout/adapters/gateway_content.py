@@ -8,7 +8,8 @@ from weakref import WeakValueDictionary
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.images.picture import Picture
-from services.common.images.picture_files import MOST_BYTES, PictureRefused, read_picture
+from services.common.images.picture_files import MOST_BYTES, check_bytes
+from services.common.images.picture_process import PictureProcess
 from services.common.images.vision_family import VisionFamily
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ FETCH_TIMEOUT_S = 10.0
 MOST_TEXT_BYTES = 256 * 1024
 # Bytes of pictures that are kept: attempts of a group begin with the same screen.
 MOST_KEPT_BYTES = 64 * 2**20
-# Pictures that are decoded at once: each may take some hundred MB meanwhile.
-_MOST_DECODED = 2
+# Processes that read pictures.
+_READERS = 2
 
 
 class ContentPartReader:
@@ -32,7 +33,15 @@ class ContentPartReader:
         self._known = _KeptPictures()
         # Of pictures that are being read, by hash: concurrent attempts wait for the same one.
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-        self._decoding = asyncio.Semaphore(_MOST_DECODED)
+        self._readers: asyncio.Queue[PictureProcess] = asyncio.Queue()
+        for _ in range(_READERS):
+            self._readers.put_nowait(PictureProcess())
+
+    async def close(self) -> None:
+        """End the processes that read pictures."""
+        for _ in range(_READERS):
+            reader = await self._readers.get()
+            await asyncio.to_thread(reader.close)
 
     async def read_parts(
         self, episode_id: str, parts: Iterable[pb.ContentPart]
@@ -76,15 +85,27 @@ class ContentPartReader:
         self, episode_id: str, media: pb.Media, family: VisionFamily
     ) -> Picture | str:
         try:
-            if media.size_bytes > MOST_BYTES:
-                raise PictureRefused(f"{media.size_bytes} bytes are more than {MOST_BYTES}")
+            check_bytes(media.size_bytes)
             data = media.data or await self._fetch(episode_id, media.sha256, MOST_BYTES)
-            async with self._decoding:
-                picture = await asyncio.to_thread(read_picture, data)
+            picture = await self._read_file(data)
             family.grid(picture.width, picture.height)
         except ValueError as error:
             return f"[picture refused: {error}]"
         return picture
+
+    async def _read_file(self, data: bytes) -> Picture:
+        """Return the picture in a file. Raises PictureRefused."""
+        reader = await self._readers.get()
+        reading = asyncio.create_task(asyncio.to_thread(reader.read_picture, data))
+
+        def put_back(ended: asyncio.Task[Picture]) -> None:
+            self._readers.put_nowait(reader)
+            # No caller may be left to retrieve its error.
+            _ = ended.cancelled() or ended.exception()
+
+        # Not at the end of this call, which may be cancelled before its thread ends.
+        reading.add_done_callback(put_back)
+        return await asyncio.shield(reading)
 
     async def _fetch(self, episode_id: str, sha256: bytes, most: int) -> bytes:
         """Fetch what was too large for an answer, or its first `most` bytes and a little more."""
