@@ -32,7 +32,12 @@ from tools.tiny_policy.tokenizer import (
     train_tokenizer,
 )
 from tools.tiny_policy.train import Example, Model, Schedule, warm_start
-from tools.tiny_policy.vision_model import Tower, build_vision_model, save_processor
+from tools.tiny_policy.vision_model import (
+    Tower,
+    build_vision_model,
+    embed_by_product,
+    save_processor,
+)
 
 MANIFEST = "tiny_policy.json"
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,8 +86,8 @@ def recipe_for(course: str, seed: int) -> Recipe:
     if course == "arithmetic":
         return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
     if course == "screen":
-        schedule = Schedule(900, 32, learning_rate=5e-4, weight_decay=0.0)
-        return Recipe(seed, course, demonstrations=8_000, tower=Tower(), schedule=schedule)
+        schedule = Schedule(800, 16, learning_rate=5e-4, weight_decay=0.0)
+        return Recipe(seed, course, demonstrations=6_000, tower=Tower(), schedule=schedule)
     return Recipe(seed, course)
 
 
@@ -165,7 +170,9 @@ def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) 
 
 def _start_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Model:
     if recipe.tower is not None:
-        return build_vision_model(recipe.shape, recipe.tower, tokenizer, seed=recipe.seed)
+        model = build_vision_model(recipe.shape, recipe.tower, tokenizer, seed=recipe.seed)
+        embed_by_product(model)
+        return model
     return build_model(
         recipe.shape,
         vocab_size=len(tokenizer),

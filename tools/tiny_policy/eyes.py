@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ class Eyes:
     def __init__(self, folder: Path) -> None:
         vision = VisionConfig()
         self._family = load_vision_family(folder, vision)
-        self._reader = PixelReader(folder, self._family)
+        # The last screen of an episode is always the same.
+        self._read = lru_cache(64)(PixelReader(folder, self._family).read)
 
     def expand(self, example: Example) -> Example:
         """Return an episode with one token for a picture as the model computes it."""
@@ -33,7 +35,7 @@ class Eyes:
 
     def look(self, batch: Sequence[Example], ids: Tensor) -> Mapping[str, Tensor]:
         """Return the pixels of a batch, and which of its ids [batch, tokens] stand for them."""
-        read = [self._reader.read(picture.data) for each in batch for picture in each.pictures]
+        read = [self._read(picture.data) for each in batch for picture in each.pictures]
         return {
             "pixel_values": torch.from_numpy(np.concatenate([pixels.values for pixels in read])),
             "image_grid_thw": torch.tensor([pixels.grid for pixels in read]),
