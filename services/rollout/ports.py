@@ -165,7 +165,11 @@ class Engine(Protocol):
         ...
 
     async def burn_in(
-        self, token_ids: "NDArray[np.int32]", max_tokens: int, timeout_s: float
+        self,
+        token_ids: "NDArray[np.int32]",
+        max_tokens: int,
+        timeout_s: float,
+        pictures: "Sequence[ShownPicture]" = (),
     ) -> "Completion":
         """Sample `max_tokens` past any end of turn, without using or filling a cache.
 
