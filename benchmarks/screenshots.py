@@ -139,13 +139,13 @@ class Stages:
 
     def time(self, name: str, work: Callable[[], T]) -> T:
         """Run a stage for all screenshots some times; keep the lowest time."""
-        spent: list[float] = []
+        rounds: list[tuple[float, T]] = []
         for _ in range(self._rounds):
             began = time.process_time()
             found = work()
-            spent.append(time.process_time() - began)
-        self.cpu_ms[name] = round(1000 * min(spent) / self._count, 3)
-        return found
+            rounds.append((time.process_time() - began, found))
+        self.cpu_ms[name] = round(1000 * min(spent for spent, _ in rounds) / self._count, 3)
+        return rounds[-1][1]
 
 
 def read_answer(answer: bytes) -> bytes:
