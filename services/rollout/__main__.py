@@ -133,16 +133,9 @@ async def _connect_peers(
         renew_interval_s=config.renew_interval_s,
         family=model.vision,
     )
-    policy = runtime.shared.policy
-    most_images = policy.vision.max_images if policy.vision else 0
+    limits = config.attempt_limits(runtime.shared.policy)
     runner = AttemptRunner(
-        engine,
-        environment,
-        model.tokenizer,
-        model.dialect,
-        config.attempt_limits(policy.max_model_len, most_images),
-        watchdog=watchdog,
-        family=model.vision,
+        engine, environment, model.tokenizer, model.dialect, limits, watchdog, model.vision
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     # Sent weights are always whole.

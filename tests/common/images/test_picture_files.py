@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator
 
 import numpy as np
+import psutil
 import pytest
 
 from services.common.images.picture import Picture
@@ -21,6 +22,7 @@ from services.common.images.picture_process import PictureProcess
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
 from tests.common.images.odd_pictures import ANEW, KEPT, ODD, RED, odd_file
+from tests.support.process_commands import command_of
 
 _DIGESTS = """
 import hashlib, json, sys
@@ -113,9 +115,16 @@ def test_the_same_bytes_are_the_same_pixels_in_another_process() -> None:
 
 def test_a_killed_process_is_replaced(process: PictureProcess) -> None:
     first = process.read_picture(odd_file("a plain PNG"))
-    child = process._child
-    assert child is not None
+    [child] = _children()
     child.kill()
-    child.wait()
+    psutil.wait_procs([child], timeout=0.2)
     assert process.read_picture(odd_file("a plain PNG")) == first
-    assert process._child is not child
+    assert [other.pid for other in _children()] != [child.pid]
+
+
+def _children() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children()
+        if "services.common.images.picture_child" in command_of(child)
+    ]

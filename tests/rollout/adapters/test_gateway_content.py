@@ -3,6 +3,7 @@ cannot be shown is said, and nothing holds the event loop."""
 
 import asyncio
 import hashlib
+import io
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -11,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from PIL import Image
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
@@ -23,7 +25,7 @@ from services.rollout.adapters import gateway_content
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import OpenRequest, ToolResult
-from tests.common.images.odd_pictures import KEPT, ODD, odd_file
+from tests.common.images.odd_pictures import KEPT, ODD, RED, odd_file
 from tests.support.fake_peers import TOKEN, FakeGateway, refuse, served
 from tests.support.vision_family import make_family
 from tests.support.waiting import until
@@ -39,7 +41,10 @@ class MediaGateway(FakeGateway):
     """Answers every call with `files`, and counts what is fetched."""
 
     def __init__(self, *files: tuple[str, bytes], **fields: Any) -> None:
-        super().__init__(lambda _: env_pb.CallToolResponse(outcome=1, parts=self.parts), **fields)
+        super().__init__(
+            lambda _: env_pb.CallToolResponse(outcome=env_pb.TOOL_OUTCOME_OK, parts=self.parts),
+            **fields,
+        )
         self.parts = [self.make_part(mime, data) for mime, data in files]
         self.files = {hashlib.sha256(data).digest(): data for _, data in files}
         self.fetched = Counter[bytes]()
@@ -113,11 +118,10 @@ async def look_measured(*files: tuple[str, bytes]) -> tuple[ToolResult, float]:
 
 async def test_odd_pictures_are_shown_or_their_refusal_is_read_while_the_loop_goes_on() -> None:
     files = [file(name) for name in ODD]
-    for _ in range(3):
-        result, late = await look_measured(*files)
+    result, late = await look_measured(*files)
+    if late >= _MOST_LATE_S:
         # Other processes may have kept this one waiting.
-        if late < _MOST_LATE_S:
-            break
+        result, late = await look_measured(*files)
     assert late < _MOST_LATE_S
     assert result.outcome is ToolOutcome.OK
     for (name, odd), shown in zip(ODD.items(), result.parts, strict=True):
@@ -129,6 +133,17 @@ async def test_odd_pictures_are_shown_or_their_refusal_is_read_while_the_loop_go
         else:
             assert isinstance(shown, str), name
             assert re.match(rf"\[picture refused: .*{odd.becomes}.*\]$", shown), shown
+
+
+async def test_a_decoder_that_lets_no_other_thread_run_holds_nothing() -> None:
+    """In this process it would hold the event loop for a tenth of a second and more."""
+    written = io.BytesIO()
+    Image.new("RGBA", (7680, 4320), (*RED, 100)).save(written, "PNG", compress_level=1)
+    result, late = await look_measured(("image/png", written.getvalue()))
+    assert late < _MOST_LATE_S
+    [shown] = result.parts
+    assert isinstance(shown, Picture), shown
+    assert (shown.width, shown.height) == (7680, 4320)
 
 
 async def test_a_picture_that_the_family_cannot_scale_is_refused() -> None:

@@ -22,6 +22,7 @@ from services.rollout.dialects.turns import OK, PlayedTurn, Reply
 from services.rollout.ports import Dialect
 from services.rollout.tokenizer_port import TemplateError
 from services.rollout.types import PromptFacts
+from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.templates import (
     PAD,
     chatml,
@@ -35,9 +36,8 @@ from tests.support.vision_family import make_family
 
 SHOWN = f"<|vision_start|>{PAD}<|vision_end|>"
 _FAMILIES = [
+    *((each.template, name) for each in FAMILIES if each.sees for name in (each.dialect, "full")),
     ("trl/qwen3_vl.jinja", "template"),
-    ("trl/qwen3_vl.jinja", "qwen3-vl"),
-    ("trl/qwen3_vl.jinja", "full"),
     ("trl/qwen2_5_vl.jinja", "full"),
 ]
 

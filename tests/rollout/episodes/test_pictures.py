@@ -187,7 +187,7 @@ async def test_a_cut_never_falls_inside_a_picture() -> None:
     length = sum(span.length for span in whole.spans[:-1])
     shown = set[int]()
     for window in range(1, length + 1):
-        lengths = {"max_model_len": window, "max_input_length": window - 1}
+        lengths: dict[str, Any] = {"max_model_len": window, "max_input_length": window - 1}
         trajectory, engine = await play(screens, LOOK, DONE, **lengths)
         places = places_of(trajectory)
         shown.add(len(places))

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -25,10 +25,11 @@ from services.common.domain.token_authors import Author
 from services.common.images.picture import ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import TokenizerDigests
+from services.learner.sampling.tasks import IMAGES as LEARNERS_IMAGES
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.learner_calls import IMAGES, RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused
 from services.rollout.tokenizer_port import TemplateError
@@ -81,6 +82,7 @@ async def setup(
     seconds: float = 0.0,
     max_attempts: int = 4,
     renew_interval_s: float = 0.1,
+    capabilities: tuple[str, ...] = (),
     **changes: float,
 ) -> AsyncGenerator[WorkerSetup]:
     gateway = gateway or FakeGateway()
@@ -99,7 +101,8 @@ async def setup(
         chosen = dialect()
         attempts = AttemptRunner(fake, environment, tokenizer(), chosen, limits(**changes))
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
-        client = GroupClient(channel, IDENTITY, RunEpoch())
+        identity = replace(IDENTITY, capabilities=capabilities)
+        client = GroupClient(channel, identity, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
         worker = Worker(
             client, attempts, policy, options, settled=settled.wait, waits=waiting.is_set
@@ -129,6 +132,16 @@ async def setup(
 
 def learner_with(*leases: group_pb.Lease, **fields: Any) -> FakeLearner:
     return FakeLearner(leases=list(leases), **fields)
+
+
+@pytest.mark.parametrize("capabilities", [(), (IMAGES,)])
+async def test_a_worker_tells_the_learner_what_it_is_capable_of(
+    capabilities: tuple[str, ...],
+) -> None:
+    async with setup(learner_with(), capabilities=capabilities) as it:
+        await until(lambda: bool(it.learner.polls))
+    assert {tuple(poll.capabilities) for poll in it.learner.polls} == {capabilities}
+    assert LEARNERS_IMAGES == IMAGES
 
 
 async def test_a_leased_group_comes_back_whole() -> None:
