@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,3 +109,20 @@ def test_pixels_are_made_once_while_they_fit_and_the_least_used_go(monkeypatch: 
         with store.holding({"a" * 64: b"a", "b" * 64: b"b"}):
             store.find(places["b"])
         store.find(places["a"])
+
+
+def test_pixels_of_the_next_pack_are_begun_before_it_and_errors_come_with_it() -> None:
+    reader: Any = _Reader()
+    store = PixelStore(reader)
+    right, wrong = (
+        PlacedPicture(name * 64, (1, side, 4), 0) for name, side in (("a", 4), ("b", 6))
+    )
+    with store.holding({right.sha256: b"a", wrong.sha256: b"b"}):
+        store.expect([right, wrong, right])
+        store.expect([right])
+        assert store.find(right) is store.find(right)
+        with pytest.raises(ValueError, match="1x4x4 patches here, and 1x6x4"):
+            store.find(wrong)
+    assert sorted(reader.read_files) == [b"a", b"b"]
+    with store.holding({}), pytest.raises(ValueError, match="without its bytes"):
+        store.find(right)

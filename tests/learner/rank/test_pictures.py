@@ -185,7 +185,13 @@ def test_a_follower_goes_on_where_a_whole_sequence_would(vision_folder: Folders)
     assert np.array_equal(shared[:, len(ids) :], whole[:, cut:])
 
 
-@pytest.mark.parametrize("vision", [FROZEN, TRAINED], ids=["frozen", "trained"])
+@pytest.mark.parametrize(
+    "vision",
+    [
+        pytest.param(FROZEN, id="frozen", marks=pytest.mark.slow),
+        pytest.param(TRAINED, id="trained"),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_equals_unpacked_and_a_shared_prompt_its_copies(
     kind: str, vision: VisionConfig, vision_folder: Folders
@@ -200,7 +206,9 @@ def test_packed_equals_unpacked_and_a_shared_prompt_its_copies(
     assert_same(apart, alone)
 
 
-@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+@pytest.mark.parametrize(
+    "checkpointing", [pytest.param("selective", marks=pytest.mark.slow), "full"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputed_activations_give_the_same_steps(
     kind: str, checkpointing: str, vision_folder: Folders
