@@ -186,11 +186,12 @@ class AttemptRunner:
         self, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> None:
         prompt = await self._prompts.get_prompt(episode.info)
+        seen = zip(episode.info.facts.pictures, prompt.places, strict=True)
         state.info = replace(episode.info, tools=prompt.tools)
         state.transcript = Transcript(
             prompt.token_ids,
             self._limits.max_model_len,
-            prompt.pictures,
+            [ShownPicture(picture, place) for picture, place in seen],
             family=self._family,
             most_pictures=self._limits.max_images,
         )
