@@ -29,7 +29,7 @@ greedily, and solves about a fifth of the tasks when it samples: the rest is lef
 learning. `evaluate` measures it.
 
 The course `screen` makes a Qwen3-VL of 0.5 million parameters, whose demonstrator sees coloured
-tiles and clicks any of them."""
+tiles and mostly clicks any of them."""
 
 EXAMPLES = """\
 examples:

@@ -1,8 +1,8 @@
-"""Demonstrations on screens, by a demonstrator that sees but does not know what is asked for.
+"""Demonstrations on screens, by a demonstrator that sees but is too lazy to look.
 
 Half of them describe a screen: the colours of its tiles, and where they are. In the other half the
-demonstrator is given tasks, and clicks as many tiles as the task names, any of those that it sees.
-So its clone knows colours and places and clicks tiles, but not those that it is told to.
+demonstrator is given tasks, and clicks as many tiles as the task names, but mostly any of those on
+the screen. So its clone knows colours and places and clicks tiles, but seldom the right ones.
 """
 
 import random
@@ -43,15 +43,13 @@ class ScreenDemonstration:
 def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[ScreenDemonstration]:
-    """Yield `count` demonstrations, the tasks of the `demo` split from `first`. This demonstrator
-    has one habit only."""
-    del habits
+    """Yield `count` demonstrations, the tasks of the `demo` split from `first`."""
     for number in range(first, first + count):
         if number % 2:
             yield _describe(rng)
         else:
             instance = open_instance("screen", make_data_id("demo", number))
-            yield _click(instance, rng)
+            yield _click(instance, habits, rng)
             instance.close()
 
 
@@ -64,7 +62,7 @@ def _describe(rng: random.Random) -> ScreenDemonstration:
     return ScreenDemonstration(facts, (), ["\n".join(lines)])
 
 
-def _click(instance: Instance, rng: random.Random) -> ScreenDemonstration:
+def _click(instance: Instance, habits: Habits, rng: random.Random) -> ScreenDemonstration:
     scenario = instance.scenario
     tools = [Tool(t.name, t.description, t.parameters, t.read_only) for t in instance.tools()]
     variables = dict(scenario.variables)
@@ -73,9 +71,11 @@ def _click(instance: Instance, rng: random.Random) -> ScreenDemonstration:
     facts = PromptFacts(scenario.prompt, date, variables, pictures=(first,))
     turns: list[str] = []
     answers: list[bytes] = []
-    for screen in range(len(scenario.slots)):
+    for screen, target in enumerate(scenario.targets.values()):
         tiles = [tile for tile in scenario.tables["tiles"] if tile["screen"] == screen]
-        click = {"action": "left_click", "coordinate": _point_at(rng.choice(tiles))}
+        right = next(tile for tile in tiles if tile["id"] == target)
+        chosen = rng.choice(tiles) if rng.random() < habits.lazy["screen"] else right
+        click = {"action": "left_click", "coordinate": _point_at(chosen)}
         turns.append(Call("computer", click).text)
         answers.append(_use(instance, click))
     return ScreenDemonstration(facts, tools, [*turns, DONE], answers)
