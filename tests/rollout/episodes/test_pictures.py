@@ -257,6 +257,21 @@ async def test_a_long_answer_loses_text_and_keeps_its_picture() -> None:
     assert {*message.media} == {item.sha256 for item in media}
 
 
+async def test_a_watched_prompt_has_a_picture_as_one_token() -> None:
+    engine = ShownEngine(TOKENIZER, DIALECTS["full"].stop_ids[0], turns(DONE), policy=POLICY)
+    watched = AttemptRunner(
+        engine,
+        Screens([LARGE], [""]),
+        TOKENIZER,
+        DIALECTS["full"],
+        limits(max_images=1),
+        family=FAMILY,
+    )
+    seen = list[tuple[str, str]]()
+    await watched.run_attempt(attempt(), lambda kind, text: seen.append((kind, text)))
+    assert [(kind, text.count(PAD)) for kind, text in seen] == [("prompt", 1), ("completion", 0)]
+
+
 async def test_attempts_share_a_prompt_only_if_they_see_the_same() -> None:
     digests = {
         (await play(Screens(pictures, [""]), DONE))[0].facts.prompt_digest
