@@ -18,7 +18,7 @@ from typing import Any
 from tests.faults.kills.child import Life, replay, run_life
 from tests.faults.kills.sharded_learner import ShardedLife, run_sharded
 from tests.support.tiny_ranks import write_model
-from tests.support.vision_models import write_vision_model
+from tests.support.vision_models import make_vision_model
 
 # An abandoned process ends after this time.
 LIFE_S = 300
@@ -78,7 +78,7 @@ def _model(arguments: dict[str, Any]) -> None:
 
 
 def _vision_model(arguments: dict[str, Any]) -> None:
-    write_vision_model(Path(arguments["folder"]), "qwen3_vl")
+    make_vision_model(Path(arguments["folder"]), "qwen3_vl")
 
 
 _WORK: dict[str, Callable[[dict[str, Any]], None]] = {
