@@ -1,13 +1,14 @@
 """Whole attempts on screens with real vLLM: from what is recorded, another implementation of the
 model computes the same logprobs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason, ToolOutcome
 from services.common.domain.token_authors import policy_mask
@@ -23,7 +24,7 @@ from services.rollout.adapters.vllm_options import ServedModel
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.turns import ToolCall, Turn
 from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.types import Sampling, ToolResult
+from services.rollout.types import Sampling, Tool, ToolResult
 from tests.rollout.adapters.tiny_engines import TOLERANCE, tiny_config
 from tests.support.rollout import FACTS, FakeEnvironment, FakeEpisode, attempt, limits
 from tests.support.tiny_model import publish
@@ -48,7 +49,12 @@ TURNS = 3
 class CallingDialect(FullDialect):
     """Reads every turn as a call: what a random policy writes is none."""
 
-    def parse_turn(self, *_: Any) -> Turn:
+    def parse_turn(
+        self,
+        prompt_ids: NDArray[np.int32],
+        completion_ids: Sequence[int],
+        tools: Sequence[Tool],
+    ) -> Turn:
         return Turn((ToolCall("look", "{}"),), False, "")
 
 
