@@ -20,8 +20,8 @@ from services.env_gateway.tools.action_vocabularies import VOCABULARIES
 from services.env_gateway.tools.offered_screen import ForeignScreen, ScreenCall, add_done, is_done
 from services.env_gateway.tools.screen_actions import LOOKS, ScreenAction, Units
 from services.env_gateway.tools.spoken_screen import (
-    SpokenScreen,
     ScreenStep,
+    SpokenScreen,
     find_screen_tools,
     find_vocabulary,
 )

@@ -10,7 +10,7 @@ from services.common.tasks.task_format import TaskError
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.action_vocabularies import COMPUTER, DONE, Verb, Vocabulary
 from services.env_gateway.tools.screen_actions import LOOKS, ScreenAction, Units
-from services.env_gateway.tools.spoken_screen import SpokenScreen, ScreenStep
+from services.env_gateway.tools.spoken_screen import ScreenStep, SpokenScreen
 
 _DONE_TOOL = Tool(DONE, "Ends the episode. Call it once, when you are done.", '{"type": "object"}')
 _KINDS = {
