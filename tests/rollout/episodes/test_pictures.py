@@ -89,13 +89,13 @@ class Screens(FakeEnvironment):
             parts = left.pop(0) if len(left) > 1 else left[0]
             return ToolResult(ToolOutcome.OK, tuple(parts))
 
-        class Shown(FakeEpisode):
+        class ShownAttempt(FakeEpisode):
             def __init__(self, *given: Any) -> None:
                 super().__init__(*given)
                 facts = replace(FACTS, shown=("A screen.",), pictures=tuple(first))
                 self.info = replace(self.info, facts=facts)
 
-        super().__init__(answer, grade, episode=Shown)
+        super().__init__(answer, grade, episode=ShownAttempt)
 
 
 async def play(
