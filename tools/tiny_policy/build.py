@@ -81,8 +81,8 @@ def recipe_for(course: str, seed: int) -> Recipe:
     if course == "arithmetic":
         return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
     if course == "screen":
-        schedule = Schedule(1_200, 32, learning_rate=5e-4, weight_decay=0.0)
-        return Recipe(seed, course, demonstrations=12_000, tower=Tower(), schedule=schedule)
+        schedule = Schedule(900, 32, learning_rate=5e-4, weight_decay=0.0)
+        return Recipe(seed, course, demonstrations=8_000, tower=Tower(), schedule=schedule)
     return Recipe(seed, course)
 
 

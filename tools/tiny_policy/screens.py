@@ -1,8 +1,8 @@
-"""Demonstrations on screens, by a demonstrator that sees but does not know what is asked for.
+"""Demonstrations on screens, by a demonstrator that sees but is too lazy to look.
 
 Half of them describe a screen: the colours of its tiles, and where they are. In the other half the
-demonstrator is given tasks, and clicks as many tiles as the task names, any of those that it sees.
-So its clone knows colours and places and clicks tiles, but not those that it is told to.
+demonstrator is given tasks, and clicks as many tiles as the task names, but mostly any of those on
+the screen. So its clone knows colours and places and clicks tiles, but seldom the right ones.
 """
 
 import random
@@ -14,7 +14,7 @@ import numpy as np
 
 from environments.api import Instance, Picture, open_instance
 from environments.screen.draw import draw_screen
-from environments.screen.layout import COLOURS, HEIGHT, TILES, WIDTH, draw_tiles
+from environments.screen.layout import COLOURS, HEIGHT, PLACE, TILES, WIDTH, draw_tiles
 from environments.task_generator import make_data_id
 from services.common.images.picture_files import read_picture
 from services.rollout.dialects.tagged_calls import parse_turn
@@ -26,9 +26,6 @@ from tools.tiny_policy.demonstrator import Call, Habits
 from tools.tiny_policy.train import Example
 
 TEXTS = 300
-# The demonstrator points at multiples of this, and not at the edges of a tile: fewer numbers are
-# learnt sooner.
-_STEP, _MARGIN = 8, 2
 _DESCRIBE = ("Describe the screen.", "Which tiles are there?")
 
 
@@ -46,15 +43,13 @@ class ScreenDemonstration:
 def make_demonstrations(
     count: int, *, first: int, habits: Habits, rng: random.Random
 ) -> Iterator[ScreenDemonstration]:
-    """Yield `count` demonstrations, the tasks of the `demo` split from `first`. This demonstrator
-    has one habit only."""
-    del habits
+    """Yield `count` demonstrations, the tasks of the `demo` split from `first`."""
     for number in range(first, first + count):
         if number % 2:
             yield _describe(rng)
         else:
             instance = open_instance("screen", make_data_id("demo", number))
-            yield _click(instance, rng)
+            yield _click(instance, habits, rng)
             instance.close()
 
 
@@ -62,12 +57,12 @@ def _describe(rng: random.Random) -> ScreenDemonstration:
     """Describe a screen of one tile or more, in any order."""
     tiles = draw_tiles(rng, None)[: rng.randint(1, TILES)]
     shown = read_picture(draw_screen(tiles, step=0, steps=rng.randint(1, 2)))
-    lines = [f"{tile['colour']} {_point_at(tile, rng)}" for tile in rng.sample(tiles, len(tiles))]
+    lines = [f"{tile['colour']} {_point_at(tile)}" for tile in rng.sample(tiles, len(tiles))]
     facts = PromptFacts(rng.choice(_DESCRIBE), "", {}, pictures=(shown,))
     return ScreenDemonstration(facts, (), ["\n".join(lines)])
 
 
-def _click(instance: Instance, rng: random.Random) -> ScreenDemonstration:
+def _click(instance: Instance, habits: Habits, rng: random.Random) -> ScreenDemonstration:
     scenario = instance.scenario
     tools = [Tool(t.name, t.description, t.parameters, t.read_only) for t in instance.tools()]
     variables = dict(scenario.variables)
@@ -76,19 +71,20 @@ def _click(instance: Instance, rng: random.Random) -> ScreenDemonstration:
     facts = PromptFacts(scenario.prompt, date, variables, pictures=(first,))
     turns: list[str] = []
     answers: list[bytes] = []
-    for screen in range(len(scenario.slots)):
+    for screen, target in enumerate(scenario.targets.values()):
         tiles = [tile for tile in scenario.tables["tiles"] if tile["screen"] == screen]
-        click = {"action": "left_click", "coordinate": _point_at(rng.choice(tiles), rng)}
+        right = next(tile for tile in tiles if tile["id"] == target)
+        chosen = rng.choice(tiles) if rng.random() < habits.lazy["screen"] else right
+        click = {"action": "left_click", "coordinate": _point_at(chosen)}
         turns.append(Call("computer", click).text)
         answers.append(_use(instance, click))
     return ScreenDemonstration(facts, tools, [*turns, DONE], answers)
 
 
-def _point_at(tile: Mapping[str, Any], rng: random.Random) -> list[int]:
-    """Draw a point on a tile."""
-    sides = ((tile["left"], tile["width"]), (tile["top"], tile["height"]))
-    inside = (range(start + _MARGIN, start + size - _MARGIN) for start, size in sides)
-    return [rng.choice([at for at in each if at % _STEP == 0]) for each in inside]
+def _point_at(tile: Mapping[str, Any]) -> list[int]:
+    """Point at a tile by the middle of its place, which the tile always covers: so few numbers are
+    learnt soon."""
+    return [tile[side] // PLACE * PLACE + PLACE // 2 for side in ("left", "top")]
 
 
 def _use(instance: Instance, arguments: dict[str, Any]) -> bytes:
