@@ -154,7 +154,7 @@ def measure(folder: Path, attempts: int, length: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         handed, write_s = write_tokens(results, Path(shm))
         asyncio.run(fill_journal(run_dir, attempts, length))
-        setup = DumpSetup(str(run_dir), str(model), None, every=1, keep=20)
+        setup = DumpSetup(str(run_dir), str(model), None, every=1, keep=20, picture_bytes=0)
         offer_s, cpu_s = asyncio.run(dump(setup, handed))
     step_s, tokens = statistics.median(step_seconds), attempts * length
     policy_tokens = attempts * (length - length // 2)

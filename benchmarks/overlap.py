@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -29,6 +30,7 @@ from benchmarks.replica import AgreeingEngine, connect_replica
 from benchmarks.rollout_loop import ReadyEnvironment, make_turn
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
 from services.common.aio.concurrency import run_until_first, running_tasks, wait_beside
+from services.common.images.picture import ShownPicture
 from services.common.process.loaded_objects import freeze_loaded_objects
 from services.common.telemetry import log
 from services.rollout.episodes.attempt_limits import AttemptLimits
@@ -117,6 +119,7 @@ class RateLimitedEngine(AgreeingEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         began = self.policy
         if began is None:

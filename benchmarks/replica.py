@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,6 +16,7 @@ from services.common.aio.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.trajectory import Trajectory, content_digest
+from services.common.images.picture import ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import TokenizerDigests
 from services.rollout.adapters.fake import FakeEngine
@@ -44,13 +45,16 @@ class AgreeingEngine(FakeEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         if self.policy is None:
             raise EngineError("no policy is loaded")
         ids, logprobs = np.zeros(max_tokens, np.int32), np.full(max_tokens, -0.5, np.float32)
         return Completion(ids, logprobs, (PolicySpan(self.policy, max_tokens),), cut=False)
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         return np.full(len(token_ids) - 1, _CANARY_LOGPROB, np.float32)
 
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.mismatch import serve_policy
 from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.common.process.loaded_objects import freeze_loaded_objects
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.rank import RankConfig
@@ -100,6 +101,7 @@ class InstantEngine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         logprobs = np.full(len(self.ids), -0.5, np.float32)
         return Completion(self.ids, logprobs, (PolicySpan(POLICY, len(self.ids)),), cut=False)
@@ -151,9 +153,10 @@ class CallingEngine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.requests.setdefault(sampling.seed, []).append((token_ids, sampling, max_tokens))
-        sampled = await self.engine.generate(token_ids, sampling, max_tokens, timeout_s)
+        sampled = await self.engine.generate(token_ids, sampling, max_tokens, timeout_s, pictures)
         return Completion(self.turn, sampled.logprobs, sampled.spans, cut=False)
 
 

@@ -125,7 +125,7 @@ class Player:
             call = episode.call_tool(name, json.dumps(arguments), CALL_S)
             result = await self.tally.measure("call", call)
             if result.outcome != "ok":
-                raise WrongOutcome(f"{result.outcome}: {' '.join(result.parts)}")
+                raise WrongOutcome(f"{result.outcome}: {result.text}")
             self.tally.calls += 1
 
     async def _grade_twice(self, play: Play, episode: GatewayEpisode) -> None:

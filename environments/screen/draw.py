@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from environments.screen.layout import BAR_HEIGHT, COLOURS, HEIGHT, WIDTH
 
-_PAPER, _BAR, _EDGE, _DONE, _TICK = "#f2f4f7", "#243b53", "#8c98a6", "#ffffff", "#1b2430"
+_PAPER, _BAR, _EDGE, _DONE, _TICK = "#808488", "#5c6670", "#3c444c", "#ffffff", "#ffffff"
 _TICK_LINE = ((44, 80), (58, 96), (86, 60))
 
 

@@ -9,12 +9,12 @@ PLACE = 32  # a side of the places for tiles, each of which is smaller
 PLACES = [(x, y) for y in range(BAR_HEIGHT, HEIGHT, PLACE) for x in range(0, WIDTH, PLACE)]
 TILES = 4
 COLOURS = {
-    "red": "#dc2828",
-    "green": "#28a03c",
-    "blue": "#325adc",
-    "yellow": "#ebc828",
-    "purple": "#963cbe",
-    "orange": "#f0821e",
+    "red": "#e61e1e",
+    "green": "#1ec81e",
+    "blue": "#1e1ee6",
+    "yellow": "#e6e61e",
+    "cyan": "#1edcdc",
+    "pink": "#e61ee6",
 }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Media
+from services.common.domain.trajectory import Media, is_picture
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.episodes.episode_text import told_messages
 from services.common.process.private_process import keep_private
@@ -112,7 +112,7 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
         shown: dict[str, Any] = {"author": span.author, "token_ids": token_ids}
         media = [each for each in sequence.media if 0 <= each.token_offset - start < span.length]
         if media:
-            shown["whole"] = [_describe_media(each) for each in media]
+            shown["media"] = [_describe_media(each) for each in media]
         start += span.length
         if span.author is Author.POLICY and span.policy is not None:
             logprobs = sequence.logprobs[sampled : sampled + span.length]
@@ -124,9 +124,12 @@ def _spans_to_dicts(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
 
 
 def _describe_media(media: Media) -> dict[str, Any]:
-    """Describe media that the policy saw in part; without a text if it is not kept."""
-    text = media.content.decode(errors="replace") if media.content else None
-    return {"bytes": media.size_bytes, "sha256": media.sha256, "text": text}
+    """Describe media: a picture, or a text that the policy saw in part, without it if it is not
+    kept."""
+    about = {"bytes": media.size_bytes, "sha256": media.sha256}
+    if is_picture(media.mime):
+        return {**about, "picture": media.mime, "token_offset": media.token_offset}
+    return {**about, "text": media.content.decode(errors="replace") if media.content else None}
 
 
 def _inactive_tasks(db: sqlite3.Connection) -> list[dict[str, Any]]:

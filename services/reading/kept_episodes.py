@@ -12,6 +12,7 @@ from services.common.episodes.episode_rows import StoredAttempt, attempt_row, ke
 from services.common.episodes.episode_text import Decode
 from services.common.episodes.stored_attempts import count_attempts, find_attempts
 from services.common.run_folder import dump_files
+from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.token_stats import (
     SequenceKey,
     SequenceStats,
@@ -50,6 +51,19 @@ class KeptEpisodes:
             self.pruned += row is None
             yield row and self._with_tools(row)
 
+    def find_picture(self, row: Row, sha256: str, mime: str) -> bytes | None:
+        """Return the file of a picture that a row shows, from the journal or a dump; None if it is
+        in neither."""
+        data, step = picture_of(self._db, row["group_id"], sha256), row["step"]
+        if data is not None or step is None:
+            return data
+        archive = (
+            self._eval_folder(row["eval_id"], step) / dump_files.PICTURES
+            if row["eval_id"]
+            else dump_files.pictures_path(self._run_dir, step)
+        )
+        return dump_files.read_zipped(archive, dump_files.picture_name(sha256, mime))
+
     def _row_of(self, attempt: StoredAttempt) -> Row | None:
         if attempt.trajectory.sequences:
             stats = {} if attempt.eval_id else self._stats_of(attempt.step)
@@ -71,9 +85,12 @@ class KeptEpisodes:
             return None
         if not attempt.eval_id:
             return dump_files.rollouts_path(self._run_dir, attempt.step)
-        moment = attempt.eval_id.split("-")[0]
-        folder = dump_files.eval_folder(self._run_dir, moment, attempt.step)
-        return dump_files.env_file(folder, attempt.env_key)
+        return dump_files.env_file(
+            self._eval_folder(attempt.eval_id, attempt.step), attempt.env_key
+        )
+
+    def _eval_folder(self, eval_id: str, version: int) -> Path:
+        return dump_files.eval_folder(self._run_dir, eval_id.split("-")[0], version)
 
     def _read_stats(self, step: int | None) -> Mapping[SequenceKey, SequenceStats]:
         if step is None:

@@ -10,10 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
 from services.common.process.extras import install_command
+from services.common.run_folder.dump_files import picture_name
 from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from services.common.spec.spec import PolicyConfig, parse_shared
 from services.reading.attempt_filter import AttemptFilter, explain_no_match
 from services.reading.kept_episodes import KeptEpisodes, Row
+
+# Folder of the pictures, in the folder of an export.
+PICTURES = "pictures"
 
 
 class TrajectoryExportError(Exception):
@@ -50,7 +54,8 @@ def export_trajectories(
             if not total:
                 raise TrajectoryExportError(explain_no_match(db, wanted, run_dir.name))
             rows = _pass_kept(episodes.find_rows(wanted), lambda done: show_progress(done, total))
-            count = _write(form, rows, temporary, run_dir.name)
+            shown = _write_pictures(rows, episodes, temporary / PICTURES)
+            count = _write(form, shown, temporary, run_dir.name)
         if not count:
             raise TrajectoryExportError(
                 f"the tokens of all {total} matching attempts were pruned with checkpoints, and no"
@@ -97,6 +102,21 @@ def _pass_kept(rows: Iterator[Row | None], show_done: Callable[[int], object]) -
         if row is not None:
             yield row
         show_done(done)
+
+
+def _write_pictures(rows: Iterator[Row], episodes: KeptEpisodes, folder: Path) -> Iterator[Row]:
+    """Pass rows on, and write the pictures that they show to a folder, each once."""
+    for row in rows:
+        for item in (item for each in row["sequences"] for item in each.get("pictures", ())):
+            path = folder / picture_name(item["sha256"], item["mime"])
+            # A dump that was changed may name another place.
+            if path.exists() or path.parent != folder:
+                continue
+            data = episodes.find_picture(row, item["sha256"], item["mime"])
+            if data is not None:
+                folder.mkdir(exist_ok=True)
+                path.write_bytes(data)
+        yield row
 
 
 def _check_out(out: Path) -> None:

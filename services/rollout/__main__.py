@@ -125,16 +125,17 @@ async def _connect_peers(
     config, watchdog = runtime.config, runtime.watchdog
     learner = await runtime.peers.channel("learner")
     gateway = await runtime.peers.channel("env_gateway")
-    identity, epoch = _make_identity(runtime, model.folder), RunEpoch()
+    identity, epoch = _make_identity(runtime, model), RunEpoch()
     environment = GatewayEnvironment(
         gateway,
         run_id=runtime.run_id,
         worker_id=runtime.worker_id,
         renew_interval_s=config.renew_interval_s,
+        family=model.vision,
     )
-    limits = config.attempt_limits(runtime.shared.policy.max_model_len)
+    limits = config.attempt_limits(runtime.shared.policy)
     runner = AttemptRunner(
-        engine, environment, model.tokenizer, model.dialect, limits, watchdog=watchdog
+        engine, environment, model.tokenizer, model.dialect, limits, watchdog, model.vision
     )
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     # Sent weights are always whole.
@@ -154,6 +155,7 @@ async def _connect_peers(
         config.burn_in_hints,
         model.tokenizer.draw_ordinary,
         follower.wait_for_first_weights,
+        model.vision,
     )
     return _make_parts(runtime, engine, environment, groups, runner, follower, burn_in, use)
 
@@ -372,15 +374,16 @@ async def _start_tinker(
         raise _engine_dead(error) from error
 
 
-def _make_identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
+def _make_identity(runtime: Runtime[RolloutConfig], model: "ModelFiles") -> "WorkerIdentity":
     from services.common.weights.fingerprint import tokenizer_digests
-    from services.rollout.adapters.learner_calls import WorkerIdentity
+    from services.rollout.adapters.learner_calls import IMAGES, WorkerIdentity
 
     return WorkerIdentity(
         worker_id=runtime.worker_id,
         incarnation=runtime.incarnation,
         device_count=runtime.config.engine.workers,
-        tokenizer=tokenizer_digests(folder),
+        tokenizer=tokenizer_digests(model.folder),
+        capabilities=(IMAGES,) if model.vision else (),
     )
 
 

@@ -224,3 +224,7 @@ class ToolResult:
     parts: tuple[str | Picture, ...]
     done: bool = False
     reward: float | None = None
+
+    @property
+    def text(self) -> str:
+        return " ".join(part for part in self.parts if isinstance(part, str))

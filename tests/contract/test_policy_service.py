@@ -1,6 +1,7 @@
 """PolicyService against a real client over a socket."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
+from services.common.images.made_pictures import noise_picture
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.process.host_identity import host_digest
 from services.common.rpc import rpc
+from services.learner.types import Publication
 from tests.learner.guard.test_probes import SlowRanks
+from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, FakeWorker, learner, make_config
 
 
@@ -120,6 +125,25 @@ async def test_a_worker_that_fetches_all_publications_is_to_keep_them(
         updates = aiter(stream := worker.policies.Attach(request))
         update = (await asyncio.wait_for(anext(updates), 10)).update
         assert (update.transport, update.keep) == (pb.TRANSPORT_GRPC, kept)
+        stream.cancel()
+        await worker.channel.close()
+
+
+async def test_a_canarys_picture_travels_with_it(tmp_path: Path) -> None:
+    noise = noise_picture()
+    shown = ShownPicture(noise, PlacedPicture(noise.sha256, (1, 4, 4), 2))
+
+    class Seeing(FakeRanks):
+        async def publish_weights(self, version: int) -> Publication:
+            return replace(await super().publish_weights(version), canary_pictures=(shown,))
+
+    ranks = Seeing(tmp_path / "weights")
+    async with learner(tmp_path, make_config(tmp_path), ranks) as running:
+        worker = FakeWorker(running.address)
+        stream = worker.policies.Attach(attach_request(worker))
+        response = await asyncio.wait_for(anext(aiter(stream)), 10)
+        (sent,) = response.update.canary_pictures
+        assert (sent.data, sent.token_offset, list(sent.grid)) == (noise.data, 2, [1, 4, 4])
         stream.cancel()
         await worker.channel.close()
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.models.activation_memory import DecoderShape
 from services.common.spec.spec import parse_shared
 from services.common.spec.spec_loading import load_spec
 from services.launcher.doctor.memory_estimate import (
@@ -14,6 +15,7 @@ from services.launcher.doctor.memory_estimate import (
     estimate_trainer,
 )
 from services.launcher.doctor.model_size import ModelSize
+from services.launcher.doctor.vision_size import VisionSize
 from tests.support.doctor import sections
 from tests.support.repository import ROOT
 
@@ -27,6 +29,22 @@ MODELS: Mapping[str, ModelSize] = {
     ),
     "qwen3-32b": ModelSize(
         32_762_123_264, 64, 5120, 25_600, 151_936, kv_heads=8, head_dim=128, positions=40_960
+    ),
+    "vl-8b": ModelSize(
+        *(8_767_123_696, 36, 4096, 12_288, 151_936),
+        kv_heads=8,
+        head_dim=128,
+        positions=262_144,
+        vision=VisionSize(
+            tower=415_829_232,
+            projector=160_466_944,
+            shape=DecoderShape(27, 1152, 4304),
+            patches_per_token=4,
+            patch_values=1536,
+            features=4 * 4096,
+            # By the spec's policy.vision.max_pixels.
+            largest=1032,
+        ),
     ),
 }
 
@@ -80,4 +98,15 @@ LAYOUTS = (
         ),
     ),
     Layout("qwen3-32b", 141),
+    Layout("vl-8b", 80),
+    Layout("vl-8b", 141),
+    Layout(
+        "vl-8b",
+        141,
+        (
+            "--learner.rank.shard=false",
+            "--learner.rank.processes=1",
+            "--launcher.learner.gpus=1",
+        ),
+    ),
 )

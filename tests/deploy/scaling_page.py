@@ -37,7 +37,9 @@ GiB per GPU. For the learner: a rank's part of parameters, gradients and AdamW's
 the blocks gathered at one time; the activations of a pass over the longest sequence and the logits
 of one chunk. For a rollout replica: the engine's weights, and how many sequences of full length fit
 into its KV cache at once. `host` is the memory of the learner's machine for offloaded parts and a
-checkpoint in progress.
+checkpoint in progress. Where the policy sees pictures, the activations include the pixels, the
+features and the passing layer of the tower for a pack with as many as it may show, and an engine
+keeps room for its encoder cache and for encoding as much.
 
 """
 _LAYOUT_COLUMNS = (

@@ -10,10 +10,11 @@ import pytest
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.control import spec_check
+from services.launcher.cli.plan_memory import describe_memory
 from services.launcher.control.prepare_commands import parse_prepare_tables
+from services.launcher.doctor.memory_estimate import GIB
 from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
-from tests.support.doctor import forged_services
+from tests.launcher.doctor.test_vision_size import QWEN3_VL_8B, folder_of
 from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -100,19 +101,23 @@ def test_what_rents_gpus_has_an_end(path: Path) -> None:
         assert config.max_hours is not None
 
 
-async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
-    path = ROOT / "deploy/runs/vl-8b.toml"
-    with forged_services(), pytest.raises(BadSpecError) as caught:
-        await spec_check.check_spec(plan_of(path))
-    message = str(caught.value)
-    assert "rollout: error" in message
-    assert "the engine is not given pictures yet" in message
-    assert "set images = false" in message
-    # The rest of the spec is right: vision support will have to lift these two errors.
-    with forged_services():
-        await spec_check.check_spec(plan_of(path, "--rollout.images=false"))
+def test_no_spec_says_that_it_does_not_train() -> None:
+    for path in SPECS:
+        assert not re.search("VISION|NOT TRAIN", path.read_text()), path.name
 
 
-def test_specs_that_do_not_train_yet_warn_in_their_first_lines() -> None:
-    head = (ROOT / "deploy/runs/vl-8b.toml").read_text().splitlines()[:2]
-    assert "IT DOES NOT TRAIN YET" in " ".join(head)
+@pytest.mark.parametrize("gib", [80, 141])
+async def test_the_vision_run_fits_gpus_of_these_sizes(tmp_path: Path, gib: int) -> None:
+    model = folder_of(tmp_path, QWEN3_VL_8B)
+    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
+    lines = await describe_memory(planned, tmp_path, (gib * GIB,) * 5)
+    assert len(lines) == 1, lines
+    assert "8.77 B parameters" in lines[0]
+    assert "2.3 GiB for pictures" in lines[0]
+
+
+async def test_the_vision_run_is_refused_on_gpus_that_are_too_small(tmp_path: Path) -> None:
+    model = folder_of(tmp_path, QWEN3_VL_8B)
+    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
+    with pytest.raises(BadSpecError, match=r"for KV beside 16\.3 GiB of weights"):
+        await describe_memory(planned, tmp_path, (20 * GIB,) * 5)

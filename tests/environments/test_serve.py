@@ -1,4 +1,5 @@
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -14,9 +15,9 @@ import httpx
 import pytest
 from mcp import MCPError
 from mcp.client import Client
-from mcp.types import TextContent
+from mcp.types import ImageContent, TextContent
 
-from environments.api import open_instance
+from environments.api import Picture, open_instance
 from environments.reference_policies import plan_calls
 from environments.task_generator import draw_scenario
 from tests.support.environment_processes import environment_command
@@ -102,6 +103,19 @@ async def test_a_refused_call_is_an_mcp_tool_error(
         result = await client.call_tool(name, arguments)
     assert result.is_error
     assert result.content == [TextContent(type="text", text=message)]
+
+
+async def test_an_mcp_client_is_shown_the_screen(http: httpx.Client) -> None:
+    instance = create(http, env_key="screen")
+    local = open_instance("screen", "train-000001")
+    async with Client(f"{instance['urls']['root']}mcp") as client:
+        look = ("computer", {"action": "screenshot"})
+        for name, arguments in (look, *plan_calls(local.scenario)):
+            result = await client.call_tool(name, arguments)
+            [shown] = result.content
+            assert isinstance(shown, ImageContent)
+            assert shown.mime_type == "image/png"
+            assert Picture(base64.b64decode(shown.data)) == local.call(name, arguments)
 
 
 async def test_a_closed_instance_answers_no_tool_call(http: httpx.Client) -> None:

@@ -52,6 +52,7 @@ class SmallEngine(FakeEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         if self.death.done():
             raise EngineDead(self.death.result())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.env_gateway.ports import Media
 from tests.mcp_servers.left_behind import assert_soon, find_processes, kill_server, list_folders
 from tests.mcp_servers.playing import (
     Part,
@@ -83,3 +84,16 @@ async def test_what_one_episode_remembers_is_not_there_in_the_next(tmp_path: Pat
             plays = (remember.right, Play(), remember.right)
             played = [await play_alone(connection, Part(remember, play)) for play in plays]
     assert_rewards(played, [1.0, 0.0, 1.0])
+
+
+async def test_a_picture_of_a_tool_arrives_as_the_server_sent_it(tmp_path: Path) -> None:
+    server = SERVERS["everything"]
+    section = write_section(server, uuid.uuid4().hex, tmp_path / "template")
+    async with serving_process(tmp_path, section) as (_, address):
+        with connected(address) as connection:
+            look = Play([("get-tiny-image", {})])
+            played = await play_alone(connection, Part(server.tasks[0], look))
+    (answer,) = played.answers
+    (picture,) = [part for part in answer.parts if isinstance(part, Media)]
+    assert (picture.mime, picture.data[:4]) == ("image/png", b"\x89PNG")
+    assert picture.width and picture.height and len(answer.parts) == 3

@@ -8,19 +8,23 @@ import pytest
 from transformers import Qwen3Config
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig, SharedConfig
+from services.common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
 from services.rollout.__main__ import check_dialect
-from services.rollout.adapters.model_files import read_model_folder
+from services.rollout.adapters.model_files import ModelFiles, read_model_folder
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
 from services.rollout.types import PromptFacts, Tool
 from tests.rollout.dialects.templates import (
     GEMMA,
     MISTRAL,
     NATIVE_CALLS,
+    PAD,
     STRANGE_CALLS,
     calls_in,
     chatml,
+    seeing,
+    tokenizer_that_sees,
     tokenizer_with,
+    vision_ids,
 )
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
@@ -129,6 +133,33 @@ def test_a_chat_template_of_the_run_replaces_that_of_the_model(tmp_path: Path) -
     )
     shown = files.dialect.prompt_ids(PromptFacts("Go.", "", {}), [Tool("look", "Looks.", {})])
     assert "<|im_start|>own\n" in files.tokenizer.decode(shown)
+
+
+def test_a_model_that_sees_is_rehearsed_with_pictures(tmp_path: Path) -> None:
+    def check(template: str, kind: str = "qwen3_vl") -> ModelFiles:
+        made = tokenizer_that_sees(template)
+        made.fast.save_pretrained(tmp_path)
+        start, end, image, video = vision_ids(made)
+        settings = {
+            "model_type": kind,
+            "vision_config": {"patch_size": 16},
+            "vision_start_token_id": start,
+            "vision_end_token_id": end,
+            "image_token_id": image,
+            "video_token_id": video,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        policy = PolicyConfig(model=str(tmp_path), max_model_len=64, vision=VisionConfig())
+        return read_model_folder(tmp_path, policy, DialectConfig(name="template"))
+
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    files = check(seeing("tool"))
+    assert files.vision is not None
+    assert files.vision.image_pad == files.tokenizer.encode(PAD)[0]
+    with pytest.raises(ConfigError, match=r"^policy\.model: .*leaves out pictures in tool mess"):
+        check(seeing("tool", "user"))
+    with pytest.raises(ConfigError, match=r"^policy\.vision: models of type 'gemma3' are not"):
+        check(seeing(), "gemma3")
 
 
 @pytest.mark.parametrize(

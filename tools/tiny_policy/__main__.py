@@ -26,12 +26,16 @@ Make the demo's policy from scratch: a Qwen3 of 0.2 million parameters with its 
 mostly claims to be done before it changes anything; in the course `arithmetic` it can add, but
 mostly answers before it has finished. The policy learns the format, gives up when it acts
 greedily, and solves about a fifth of the tasks when it samples: the rest is left to reinforcement
-learning. `evaluate` measures it."""
+learning. `evaluate` measures it.
+
+The course `screen` makes a Qwen3-VL of 0.5 million parameters, whose demonstrator sees coloured
+tiles and mostly clicks any of them."""
 
 EXAMPLES = """\
 examples:
   python -m tools.tiny_policy build --seed 0 --out build/tiny-0
   python -m tools.tiny_policy build --course arithmetic --out build/tiny-arithmetic-0
+  python -m tools.tiny_policy build --course screen --out build/tiny-screen-0
   python -m tools.tiny_policy evaluate --model build/tiny-0"""
 
 
@@ -64,10 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--seed", type=_parse_natural, default=0, help="seed of the sampling; default 0"
     )
-    for command in (build, evaluate):
+    for command, courses in (
+        (build, ("tools", "arithmetic", "screen")),
+        (evaluate, ("tools", "arithmetic")),
+    ):
         command.add_argument(
             "--course",
-            choices=("tools", "arithmetic"),
+            choices=courses,
             default="tools",
             help="course of the policy; default %(default)s",
         )

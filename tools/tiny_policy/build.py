@@ -14,22 +14,25 @@ from pathlib import Path
 from time import process_time
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect
 from tools.tiny_policy.courses import COURSES
 from tools.tiny_policy.demonstrator import Habits
+from tools.tiny_policy.eyes import Eyes
 from tools.tiny_policy.model import Shape, build_model, save_model
 from tools.tiny_policy.tokenizer import (
     END_OF_TEXT,
+    IMAGE_PAD,
     TURN_END,
     save_tokenizer,
     token_id,
     train_tokenizer,
 )
-from tools.tiny_policy.train import Example, Schedule, warm_start
+from tools.tiny_policy.train import Example, Model, Schedule, warm_start
+from tools.tiny_policy.vision_model import Tower, build_vision_model, save_processor
 
 MANIFEST = "tiny_policy.json"
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,15 +41,17 @@ SOURCES = (
     "environments/*.py",
     "environments/*/app.py",
     "environments/gsm8k/*.py",
+    "environments/screen/*.py",
     "services/common/domain/task_text.py",
+    "services/common/images/*.py",
     "services/rollout/adapters/tokenizer.py",
     "services/rollout/dialects/template.py",
     "services/rollout/dialects/template_turns.py",
     *(
         f"tools/tiny_policy/{module}.py"
         for module in (
-            *("arithmetic", "build", "courses", "demonstrations"),
-            *("demonstrator", "model", "tokenizer", "train"),
+            *("arithmetic", "build", "courses", "demonstrations", "demonstrator"),
+            *("eyes", "model", "screens", "tokenizer", "train", "vision_model"),
         )
     ),
 )
@@ -66,6 +71,7 @@ class Recipe:
     demonstrations: int = 8_000
     vocab_size: int = 2_000
     shape: Shape = field(default_factory=Shape)
+    tower: Tower | None = None
     habits: Habits = field(default_factory=Habits)
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -74,6 +80,9 @@ def recipe_for(course: str, seed: int) -> Recipe:
     """Return the recipe of a course's policy. Arithmetic has many facts and short episodes."""
     if course == "arithmetic":
         return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
+    if course == "screen":
+        schedule = Schedule(900, 32, learning_rate=5e-4, weight_decay=0.0)
+        return Recipe(seed, course, demonstrations=8_000, tower=Tower(), schedule=schedule)
     return Recipe(seed, course)
 
 
@@ -131,10 +140,17 @@ def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) 
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     progress("tokenizer", 0, 1)
-    tokenizer = train_tokenizer(COURSES[recipe.course].vocabulary_texts(), recipe.vocab_size)
+    texts = COURSES[recipe.course].vocabulary_texts()
+    sees = recipe.tower is not None
+    tokenizer = train_tokenizer(texts, recipe.vocab_size, vision=sees)
     progress("tokenizer", 1, 1)
-    model, last_loss = _train_model(recipe, tokenizer, progress)
     save_tokenizer(tokenizer, folder)
+    model = _start_model(recipe, tokenizer)
+    save_model(model, folder)
+    if recipe.tower is not None:
+        save_processor(recipe.tower, folder)
+    eyes = Eyes(folder) if sees else None
+    last_loss = _train_model(model, recipe, tokenizer, eyes, progress)
     save_model(model, folder)
     manifest = {
         "digest": digest,
@@ -147,18 +163,26 @@ def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) 
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def _train_model(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
-) -> tuple[Qwen3ForCausalLM, float]:
-    """Return the warm-started model and the mean loss of its last 50 steps, in nats a token."""
-    pad = token_id(tokenizer, END_OF_TEXT)
-    model = build_model(
+def _start_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Model:
+    if recipe.tower is not None:
+        return build_vision_model(recipe.shape, recipe.tower, tokenizer, seed=recipe.seed)
+    return build_model(
         recipe.shape,
         vocab_size=len(tokenizer),
         eos_token_id=token_id(tokenizer, TURN_END),
-        pad_token_id=pad,
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
         seed=recipe.seed,
     )
+
+
+def _train_model(
+    model: Model,
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    eyes: Eyes | None,
+    progress: Progress,
+) -> float:
+    """Warm-start the model; return the mean loss of its last 50 steps, in nats a token."""
     losses: deque[float] = deque(maxlen=50)
 
     def on_step(step: int, loss: float) -> None:
@@ -167,19 +191,20 @@ def _train_model(
 
     warm_start(
         model,
-        _make_examples(recipe, TransformersTokenizer(tokenizer), progress),
+        _make_examples(recipe, TransformersTokenizer(tokenizer), eyes, progress),
         recipe.schedule,
-        pad_token_id=pad,
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
         seed=recipe.seed,
         on_step=on_step,
+        see=eyes.look if eyes else lambda batch, ids: {},
     )
-    return model, sum(losses) / len(losses)
+    return sum(losses) / len(losses)
 
 
 def _make_examples(
-    recipe: Recipe, tokenizer: TransformersTokenizer, progress: Progress
+    recipe: Recipe, tokenizer: TransformersTokenizer, eyes: Eyes | None, progress: Progress
 ) -> list[Example]:
-    dialect = TemplateDialect(tokenizer)
+    dialect = TemplateDialect(tokenizer, pad=IMAGE_PAD if eyes else "")
     course = COURSES[recipe.course]
     drawn = course.demonstrations(
         recipe.demonstrations,
@@ -190,7 +215,8 @@ def _make_examples(
     )
     examples: list[Example] = []
     for demonstration in drawn:
-        examples.append(course.tokenise(demonstration, dialect, tokenizer))
+        example = course.tokenise(demonstration, dialect, tokenizer)
+        examples.append(eyes.expand(example) if eyes else example)
         progress("demonstrations", len(examples), recipe.demonstrations)
     return examples
 

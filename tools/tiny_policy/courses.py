@@ -6,7 +6,7 @@ from typing import Any
 
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.tokenizer_port import Tokenizer
-from tools.tiny_policy import arithmetic, demonstrations
+from tools.tiny_policy import arithmetic, demonstrations, screens
 from tools.tiny_policy.train import Example
 
 
@@ -28,5 +28,8 @@ COURSES: Mapping[str, Course] = {
     ),
     "arithmetic": Course(
         arithmetic.vocabulary_texts, arithmetic.make_demonstrations, arithmetic.tokenize_episode
+    ),
+    "screen": Course(
+        screens.vocabulary_texts, screens.make_demonstrations, screens.tokenize_episode
     ),
 }

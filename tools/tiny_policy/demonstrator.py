@@ -22,11 +22,14 @@ MAX_SLOPPY_TURNS = 5
 
 @dataclass(frozen=True)
 class Habits:
-    """Failure rates of a demonstrator: probabilities per write (or line of working) by environment,
-    and one per decision."""
+    """Failure rates of a demonstrator: probabilities per write (or line of working, or click) by
+    environment, and one per decision."""
 
     lazy: Mapping[str, float] = field(
-        default_factory=lambda: {"booking": 0.5, "tracker": 0.5, "shop": 0.6, "arithmetic": 0.55}
+        default_factory=lambda: {
+            **{"booking": 0.5, "tracker": 0.5, "shop": 0.6},
+            **{"arithmetic": 0.55, "screen": 0.85},
+        }
     )
     sloppy: float = 0.06
 

@@ -12,15 +12,29 @@ TURN_END = "<|im_end|>"
 DONE = "<done>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 # Marks that the policy or the environment writes: kept when control tokens are skipped in decoding.
+# Marks of pictures, as Qwen's families write them.
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
+VISION_TOKENS = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", DONE)
 
 # A word never carries the space or the quotation mark before it, as it would in most tokenizers:
 # copying a name from the prompt into an argument is then copying one token.
+# Numbers are split every two digits, or every three: a coordinate is then one token.
 WORD_SPLIT = r"[A-Za-z_]+|\d{1,2}|[^A-Za-z_\d]+"
+WIDE_SPLIT = r"[A-Za-z_]+|\d{1,3}|[^A-Za-z_\d]+"
 
 # ChatML. A tool is one line, `name(argument, argument)`, about 20 tokens for a whole toolbox where
-# JSON schemas would need 300. Consecutive tool messages share one user turn.
+# JSON schemas would need 300. Consecutive tool messages share one user turn. Content is text, or
+# parts of text and pictures.
 CHAT_TEMPLATE = """\
+{%- macro show(content) %}
+{%- if content is string %}{{- content }}{%- else %}
+{%- for part in content or [] %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
 {%- set ns = namespace(first=0, system='') %}
 {%- if messages and messages[0].role == 'system' %}
 {%- set ns.first = 1 %}{%- set ns.system = messages[0].content %}
@@ -37,10 +51,10 @@ CHAT_TEMPLATE = """\
 {%- for message in messages[ns.first:] %}
 {%- if message.role == 'tool' %}
 {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\\n<tool_response>\\n' ~ message.content ~ '\\n</tool_response>' }}
+{{- '\\n<tool_response>\\n' ~ show(message.content) ~ '\\n</tool_response>' }}
 {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
 {%- else %}
-{{- '<|im_start|>' ~ message.role ~ '\\n' ~ (message.content or '') }}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ show(message.content) }}
 {%- for call in message.tool_calls or [] %}
 {%- set function = call.function if call.function is defined else call %}
 {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
@@ -54,8 +68,11 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    corpus: Iterable[str], vocab_size: int, *, vision: bool = False
+) -> PreTrainedTokenizerFast:
     """Learn the merges from `corpus`; `vocab_size` is an upper bound, the added tokens excluded.
+    With `vision` it has the marks of pictures, and coordinates are one token.
 
     The result depends on the corpus alone. Every word of it becomes one token as long as the
     bound leaves room.
@@ -63,7 +80,7 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORD_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(WIDE_SPLIT if vision else WORD_SPLIT), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -74,7 +91,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokeniz
         show_progress=False,
     )
     bpe.train_from_iterator(corpus, trainer)
-    bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL_TOKENS])
+    control = (*CONTROL_TOKENS, *VISION_TOKENS) if vision else CONTROL_TOKENS
+    bpe.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
     bpe.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP_TOKENS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,

@@ -2,21 +2,32 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
+
+from services.common.images.picture import Picture
+
+Model = Qwen3ForCausalLM | Qwen3VLForConditionalGeneration
 
 
 @dataclass(frozen=True)
 class Example:
-    """One episode as tokens; `policy` marks the demonstrator's tokens."""
+    """One episode as tokens; `policy` marks the demonstrator's tokens, and `pictures` are shown in
+    this order."""
 
     ids: list[int]
     policy: list[bool]
+    pictures: Sequence[Picture] = ()
+
+
+# What a model is given beside ids, [batch, tokens], by name: the pixels of a batch.
+See = Callable[[Sequence[Example], Tensor], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -43,13 +54,14 @@ class Schedule:
 
 
 def warm_start(
-    model: Qwen3ForCausalLM,
+    model: Model,
     examples: Sequence[Example],
     schedule: Schedule,
     *,
     pad_token_id: int,
     seed: int,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
+    see: See = lambda batch, ids: {},
 ) -> None:
     """Train `model` in place; call `on_step(index, loss in nats a token)` after every update.
 
@@ -59,8 +71,9 @@ def warm_start(
     batches = length_bucketed(examples, schedule.batch_size, random.Random(seed))
     model.train()
     for step in range(schedule.steps):
-        ids, targets = collate_batch(next(batches), pad_token_id)
-        loss = policy_loss(model, ids, targets)
+        batch = next(batches)
+        ids, targets = collate_batch(batch, pad_token_id)
+        loss = policy_loss(model, ids, targets, see(batch, ids))
         for optimizer in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -73,11 +86,15 @@ def warm_start(
     model.eval()
 
 
-def build_optimizers(model: Qwen3ForCausalLM, schedule: Schedule) -> list[Optimizer]:
+def build_optimizers(model: Model, schedule: Schedule) -> list[Optimizer]:
     """Return Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
-    AdamW alone fits as well at half the cost, but its policy learns less from RL afterwards.
+    AdamW alone fits as well at half the cost, but its policy learns less from RL afterwards. A
+    model that sees gets it for all: for the large matrices of its tower, Muon takes five times as
+    long as the step itself.
     """
+    if isinstance(model, Qwen3VLForConditionalGeneration):
+        return [AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=schedule.weight_decay)]
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     inner_ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in inner_ids]
@@ -116,12 +133,14 @@ def collate_batch(batch: Sequence[Example], pad_token_id: int) -> tuple[Tensor, 
     return ids[:, :-1], targets[:, 1:]
 
 
-def policy_loss(model: Qwen3ForCausalLM, ids: Tensor, targets: Tensor) -> Tensor:
+def policy_loss(
+    model: Model, ids: Tensor, targets: Tensor, seen: Mapping[str, Tensor] = MappingProxyType({})
+) -> Tensor:
     """Return the mean cross entropy of the demonstrator's tokens; only those get logits.
 
     Causal attention hides the padding on the right, so no mask is needed.
     """
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden = model.model(input_ids=ids, use_cache=False, **seen).last_hidden_state
     chosen = targets != -100
     logits = model.lm_head(hidden[chosen])
     return torch.nn.functional.cross_entropy(logits.float(), targets[chosen])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence, Trajectory
+from services.common.domain.trajectory import Media, Sequence, Trajectory, is_picture
 from services.common.episodes.episode_text import Decode, EpisodeText, read_episode
 from services.common.process.own_version import own_version
 from services.common.run_folder.token_stats import SequenceKey, SequenceStats
@@ -50,12 +50,22 @@ def attempt_row(
         **outcome_fields(trajectory),
         "dropped": attempt.why_not,
         "facts": asdict(trajectory.facts),
-        "messages": [message.to_json() for message in episode.messages],
+        "messages": message_rows(episode, trajectory),
         "sequences": [
             _sequence_row(sequence, stats.get((trajectory.key, index)))
             for index, sequence in enumerate(trajectory.sequences)
         ],
     }
+
+
+def message_rows(episode: EpisodeText, trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return the messages of the last sequence, with the hashes of the pictures that they show."""
+    rows: list[dict[str, Any]] = []
+    for message in episode.messages:
+        media = [trajectory.sequences[-1].media[place] for place in message.media]
+        shown = [item.sha256 for item in media if is_picture(item.mime)]
+        rows.append(message.to_json() | ({"pictures": shown} if shown else {}))
+    return rows
 
 
 def key_of_row(row: Mapping[str, Any]) -> AttemptKey:
@@ -72,11 +82,7 @@ def _reference_fields(attempt: StoredAttempt, episode: EpisodeText) -> dict[str,
         "env_class": ENV_CLASS,
         "env_extras": {**asdict(trajectory.facts), "task_key": attempt.task_key},
         "data_source": attempt.env_key,
-        "num_screenshots": sum(
-            media.mime.startswith("image/")
-            for sequence in trajectory.sequences
-            for media in sequence.media
-        ),
+        "num_screenshots": sum(len(sequence.pictures) for sequence in trajectory.sequences),
         "timestamp": attempt.received,
     }
 
@@ -110,12 +116,23 @@ def _sequence_row(sequence: Sequence, stats: SequenceStats | None) -> dict[str, 
         "token_ids": sequence.token_ids.tolist(),
         "spans": [_span_row(span) for span in sequence.spans],
         "logprobs": _numbers(sequence.logprobs),
+        "pictures": [_picture_row(item) for item in sequence.pictures],
         "trainer_logprobs": _numbers(stats.logprobs) if stats else None,
         "advantages": _numbers(stats.advantages) if stats else None,
         "entropy": _numbers(stats.entropy) if stats else None,
         "weights": _numbers(stats.weights) if stats else None,
         "trained": stats.trained if stats else None,
         "why_not": stats.why_not if stats else None,
+    }
+
+
+def _picture_row(item: Media) -> dict[str, Any]:
+    return {
+        "sha256": item.sha256,
+        "mime": item.mime,
+        "grid": list(item.grid),
+        "token_offset": item.token_offset,
+        "size_bytes": item.size_bytes,
     }
 
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -14,15 +16,8 @@ MOST_PIXELS = 32 * 2**20
 MOST_BYTES = 16 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MIMES = {"PNG": "image/png", "JPEG": "image/jpeg"}
-# Pillow's errors for broken files: SyntaxError is for chunks of PNG files.
-_BROKEN = (
-    UnidentifiedImageError,
-    OSError,
-    ValueError,
-    SyntaxError,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
+# Characters of Pillow's own errors.
+_MOST_REASON = 200
 
 
 class PictureRefused(ValueError):
@@ -33,49 +28,67 @@ def read_picture(data: bytes) -> Picture:
     """Return the picture in a file. One that is plain already keeps its bytes; any other, such as
     one with a palette, with transparency or turned by EXIF, is written anew as PNG.
 
-    Decodes the whole file, which takes tens of milliseconds: call it off the event loop. Raises
-    PictureRefused."""
-    if len(data) > MOST_BYTES:
-        raise PictureRefused(f"{len(data)} bytes are more than {MOST_BYTES}")
-    try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            _check_size(*opened.size)
-            kind, size = str(opened.format), opened.size
-            opened.load()
-            if not _is_plain(opened):
-                image = _make_plain(opened)
-                written = io.BytesIO()
-                image.save(written, "PNG")
-                kind, size, data = "PNG", image.size, written.getvalue()
-    except PictureRefused:
-        raise
-    except _BROKEN as error:
-        raise PictureRefused(f"the picture cannot be read: {error}"[:200]) from error
+    Decodes the whole file, some of it while no other thread runs: services do so in
+    `picture_process.py`. Raises PictureRefused."""
+    check_bytes(len(data))
+    with _refusing_broken(), Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+        _check_size(*opened.size)
+        kind, size = str(opened.format), opened.size
+        opened.load()
+        if not _is_plain(opened):
+            image = _make_plain(opened)
+            written = io.BytesIO()
+            # Pillow's default takes three times as long, and saves little.
+            image.save(written, "PNG", compress_level=1)
+            kind, size, data = "PNG", image.size, written.getvalue()
+            check_bytes(len(data))
     return Picture(hashlib.sha256(data).hexdigest(), _MIMES[kind], *size, data)
+
+
+def draw_blank(width: int, height: int) -> Picture:
+    """Return a black picture."""
+    written = io.BytesIO()
+    Image.new("RGB", (width, height)).save(written, "PNG")
+    return read_picture(written.getvalue())
+
+
+def check_bytes(size: int) -> None:
+    """Refuse a file of too many bytes. Raises PictureRefused."""
+    if size > MOST_BYTES:
+        raise PictureRefused(f"{size} bytes are more than {MOST_BYTES}")
 
 
 def decode_picture(data: bytes) -> Image.Image:
     """Return the pixels of a picture's bytes, in RGB. Raises PictureRefused."""
-    try:
-        with Image.open(io.BytesIO(data), formats=tuple(_MIMES)) as image:
-            return image.convert("RGB")
-    except _BROKEN as error:
-        raise PictureRefused(f"the picture cannot be read: {error}"[:200]) from error
+    with _refusing_broken(), Image.open(io.BytesIO(data), formats=tuple(_MIMES)) as image:
+        return image.convert("RGB")
 
 
 def read_size(data: bytes) -> tuple[int, int]:
     """Return width and height of a picture's bytes, in pixels, without decoding them.
 
     Raises PictureRefused for bytes that `read_picture` does not return."""
-    try:
-        with Image.open(io.BytesIO(data), formats=tuple(_MIMES)) as image:
-            size, mode = image.size, image.mode
-    except _BROKEN as error:
-        raise PictureRefused(f"the picture cannot be read: {error}"[:200]) from error
+    with _refusing_broken(), Image.open(io.BytesIO(data), formats=tuple(_MIMES)) as image:
+        size, mode = image.size, image.mode
     _check_size(*size)
     if mode != "RGB":
         raise PictureRefused(f"the picture is in {mode}, not in RGB")
     return size
+
+
+@contextmanager
+def _refusing_broken() -> Generator[None]:
+    """Raise PictureRefused for Pillow's errors: its readers raise any of them for broken files."""
+    try:
+        yield
+    except PictureRefused:
+        raise
+    except UnidentifiedImageError as error:
+        # Its own text has an address in memory, and all attempts must read the same.
+        raise PictureRefused(f"it is none of {', '.join(_FORMATS)}") from error
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise PictureRefused(f"it cannot be read: {reason}"[:_MOST_REASON]) from error
 
 
 def _check_size(width: int, height: int) -> None:
@@ -86,12 +99,16 @@ def _check_size(width: int, height: int) -> None:
 def _is_plain(image: Image.Image) -> bool:
     turned = image.getexif().get(0x0112, 1) != 1
     frames = getattr(image, "n_frames", 1)
-    return image.format in _MIMES and image.mode == "RGB" and frames == 1 and not turned
+    plain = image.mode == "RGB" and "transparency" not in image.info
+    return image.format in _MIMES and plain and frames == 1 and not turned
 
 
 def _make_plain(image: Image.Image) -> Image.Image:
     """Return the first frame, upright, with transparent parts on white."""
     upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16"):
+        # Pillow would take all but the darkest shades for white.
+        return upright.convert("I").point(lambda value: value * (1 / 257)).convert("RGB")
     if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
         layered = upright.convert("RGBA")
         ground = Image.new("RGBA", layered.size, "white")

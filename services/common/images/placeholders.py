@@ -4,6 +4,7 @@ A chat template writes one `image_pad` for a picture. The model computes a run o
 of its features; this run is what is recorded and trained on."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,23 @@ def expand_pictures(
         for picture, grid, pad in zip(pictures, grids, pads, strict=True)
     ]
     return np.repeat(given, counts), shown
+
+
+def move_places(shown: Sequence[ShownPicture], tokens: int) -> list[ShownPicture]:
+    """Return pictures whose places are so many tokens later."""
+    return [
+        replace(each, place=replace(each.place, offset=each.place.offset + tokens))
+        for each in shown
+    ]
+
+
+def cut_at(room: int, places: Sequence[PlacedPicture], most: int, family: VisionFamily) -> int:
+    """Return after how many tokens a text with pictures is cut that has room for `room` tokens and
+    `most` pictures: before the mark that begins a picture, if not all of it fits."""
+    for number, place in enumerate(places):
+        if number >= most or place.offset + family.count(place.grid) > room:
+            return min(room, place.offset - 1)
+    return room
 
 
 def collapse_pictures(ids: Ids, places: Sequence[PlacedPicture], family: VisionFamily) -> Ids:

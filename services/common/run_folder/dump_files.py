@@ -1,15 +1,18 @@
 """Locations of a run's dumps, and how they are written and pruned.
 
     token_stats/step_000012.npz    token_stats/pruned.jsonl
-    rollouts/step_12.jsonl
+    rollouts/step_12.jsonl         rollouts/step_12.pictures.zip
     evals/step_20/ENV.jsonl        evals/step_20/aggregated_results.jsonl
+    evals/step_20/pictures.zip
     analysis/step_20.{json,md,html}, of the evaluation, by `services.reading.analysis`
 
 A file exists completely or not at all."""
 
+import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,12 +23,24 @@ ROLLOUTS, EVALS, ANALYSES = "rollouts", "evals", "analysis"
 PRUNED = "pruned.jsonl"
 AGGREGATED = "aggregated_results.jsonl"
 _EVALUATION = re.compile(r"step_(\d+)(?:_eval_only)?")
-_STEP = re.compile(r"step_(\d+)\.(?:npz|jsonl)")
+_STEP = re.compile(r"step_(\d+)\.(?:npz|jsonl|pictures\.zip)")
+PICTURES = "pictures.zip"
+_SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg"}
 
 
 def rollouts_path(run_dir: Path, step: int) -> Path:
     """Return the file of the episodes that a step trained on or left out."""
     return run_dir / ROLLOUTS / f"step_{step}.jsonl"
+
+
+def pictures_path(run_dir: Path, step: int) -> Path:
+    """Return the archive of the pictures that the episodes of a step show."""
+    return run_dir / ROLLOUTS / f"step_{step}.{PICTURES}"
+
+
+def picture_name(sha256: str, mime: str) -> str:
+    """Return the name of a picture's file in an archive or a folder."""
+    return f"{sha256}{_SUFFIXES.get(mime, '')}"
 
 
 def eval_folder(run_dir: Path, moment: str, version: int) -> Path:
@@ -63,6 +78,45 @@ def write_whole(path: Path, parts: Iterable[bytes]) -> int:
         temporary.unlink(missing_ok=True)
         raise
     return count
+
+
+def zip_parts(files: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    """Yield the parts of a ZIP archive of files that are compressed already."""
+    parts = _Parts()
+    with zipfile.ZipFile(parts, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files:
+            # Always the same time, so that the same files give the same archive.
+            archive.writestr(zipfile.ZipInfo(name), data)
+            yield from parts.take()
+    yield from parts.take()
+
+
+def read_zipped(archive: Path, name: str) -> bytes | None:
+    """Return a file of an archive; None if there is no such archive, or file in it, or it is
+    damaged."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(name)
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+class _Parts(io.RawIOBase):
+    """A file that cannot go back, and gives out what was written to it."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._written.append(bytes(data))
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        taken, self._written = self._written, []
+        return taken
 
 
 def json_line(value: Any) -> bytes:

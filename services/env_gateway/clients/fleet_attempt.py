@@ -54,7 +54,8 @@ class FleetAttempt:
     async def get_first_observation(self) -> Observation:
         observation = self._make_observation({})
         if self._settings.modality in SCREEN_MODALITIES:
-            observation["initial_screenshot"] = await self._take_screenshot()
+            shown = await self.episode.get_first_observation()
+            observation["initial_screenshot"] = fleet_shapes.to_tool_result(shown, is_error=False)
         return observation
 
     async def take_step(
@@ -93,14 +94,6 @@ class FleetAttempt:
             if self._settings.partial_reward and grade.partial_reward is not None:
                 self.reward = grade.partial_reward
         return self.reward
-
-    async def _take_screenshot(self) -> Any:
-        parts = await self.episode.get_first_observation()
-        if not parts:
-            arguments = {"action": "screenshot"}
-            timeout_s = self._settings.call_timeout_s
-            parts = (await self.episode.call_tool("computer", arguments, timeout_s)).parts
-        return fleet_shapes.to_tool_result(parts, is_error=False)
 
     async def _execute_action(
         self, action: Mapping[str, Any], info: dict[str, Any]

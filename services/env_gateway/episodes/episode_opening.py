@@ -205,8 +205,7 @@ class EpisodeOpener:
     def _offer_tools(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
             task = session.episode.spec.task
-            everything = select_of_modality(tools, task)
-            chosen = select_named(everything, task)
+            chosen = select_named(select_of_modality(tools, task), task)
             config = self._config.screen_config_of(session.env_key)
             session.screen = make_screen(chosen, config, self._scale)
             session.tools = offer_screen(chosen, session.screen)
@@ -215,7 +214,7 @@ class EpisodeOpener:
             kind = BAD_TASK if tools else "no_tools"
             raise BackendError(kind, str(error), delivered=False, invalid=True) from error
         # A verifier may read with tools that the policy does not see.
-        session.readable = frozenset(tool.name for tool in everything.values() if tool.read_only)
+        session.readable = frozenset(tool.name for tool in tools if tool.read_only)
 
     async def _retry_until_open(
         self, session: Session, attempt: Callable[["_TimeToOpen"], Awaitable[T]], *, cap_s: float

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from services.common.domain.messages import TokenText
 from services.common.domain.token_authors import TURN_AUTHORS
+from services.common.episodes.episode_text import write_pictures_once
 
 Decode = Callable[[Sequence[int]], str]
 Attempt = dict[str, Any]
@@ -82,14 +83,16 @@ def _format_policies(attempt: Attempt) -> str:
 
 
 class _Shown:
-    """Texts of a sequence, and the whole of those that the policy saw in part, by their hashes."""
+    """Texts of a sequence, and its media by their hashes: pictures, and the whole of texts that the
+    policy saw in part."""
 
     def __init__(self, sequence: Sequence[Any], decode: Decode, whole: bool) -> None:
         self.ids = [token for span in sequence for token in span["token_ids"]]
-        self.decode = decode
         self.whole = whole
-        answers = [answer for span in sequence for answer in span.get("whole", ())]
-        self.answers = {answer["sha256"]: answer for answer in answers}
+        media = [item for span in sequence for item in span.get("media", ())]
+        self.media = {item["sha256"]: item for item in media}
+        pads = {self.ids[item["token_offset"]] for item in media if "picture" in item}
+        self.decode = write_pictures_once(decode, pads)
 
     def text_of(self, text: str | Sequence[int]) -> str:
         """Return a message's text, which may be the range of its tokens."""
@@ -127,8 +130,12 @@ def _append_message(text: Text, message: Mapping[str, Any], shown: _Shown) -> No
         _append_field(text, role, content, style)
     for call in message.get("calls", ()):
         _append_field(text, "call", f"{call['name']} {call['arguments']}", style)
-    for answer in filter(None, map(shown.answers.get, message.get("media", ()))):
-        _append_field(text, "whole answer", _format_answer(answer, shown.whole), "dim")
+    for item in filter(None, map(shown.media.get, message.get("media", ()))):
+        if "picture" in item:
+            what = f"{item['picture']}, {item['bytes']:,} bytes, SHA-256 {item['sha256'][:12]}"
+            _append_field(text, "picture", what, "dim")
+        else:
+            _append_field(text, "whole answer", _format_answer(item, shown.whole), "dim")
 
 
 def _format_answer(answer: Mapping[str, Any], whole: bool) -> str:

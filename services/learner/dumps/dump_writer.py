@@ -12,6 +12,7 @@ from services.common.episodes.episode_text import Decode
 from services.common.episodes.stored_attempts import find_attempts
 from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
+from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.token_stats import (
     SequenceKey,
     SequenceStats,
@@ -25,6 +26,8 @@ from services.learner.dumps.planned_attempts import NotInJournalError, planned_a
 from services.learner.dumps.step_stats import join_stats
 from services.learner.ranks.protocol import read_tokens
 
+# Pictures by their hash: a group that shows them, and their type.
+Shown = dict[str, tuple[str, str]]
 Stats = Mapping[SequenceKey, SequenceStats]
 # Files that a job could not write: name and reason.
 Losses = dict[str, str]
@@ -70,7 +73,10 @@ class DumpWriter:
         if job.step % self._setup.every == 0:
             path = dump_files.rollouts_path(self._run_dir, job.step)
             values = stats.sequences if stats else {}
-            count += self._write(path, lost, lambda: self._rows_of_step(job.step, values))
+            shown: Shown = {}
+            count += self._write(path, lost, lambda: self._rows_of_step(job.step, values, shown))
+            path = dump_files.pictures_path(self._run_dir, job.step)
+            count += self._write_pictures(path, shown, lost)
         try:
             dump_files.prune_steps(self._run_dir, self._setup.keep)
         except OSError as error:
@@ -98,19 +104,23 @@ class DumpWriter:
             attempts = planned_attempts(db, job.step)
         return join_stats(job.step, job.base_version, attempts, tokens)
 
-    def _rows_of_step(self, step: int, stats: Stats) -> Iterator[bytes]:
-        """Yield all attempts at the groups that a step counted, including those it left out."""
+    def _rows_of_step(self, step: int, stats: Stats, shown: Shown) -> Iterator[bytes]:
+        """Yield all attempts at the groups that a step counted, including those it left out; add
+        the pictures that they show."""
         with open_read_only(self._run_dir / JOURNAL_FILE) as db:
             for attempt in find_attempts(db, "g.step = ?", (step,)):
+                _add_shown(shown, attempt)
                 yield self._line_of(attempt, stats)
 
     def _dump_eval(self, job: EvalJob, lost: Losses) -> int:
         folder = dump_files.eval_folder(self._run_dir, job.moment, job.version)
         by_env: dict[str, list[StoredAttempt]] = defaultdict(list)
+        shown: Shown = {}
         try:
             with open_read_only(self._run_dir / JOURNAL_FILE) as db:
                 for attempt in find_attempts(db, "g.eval_id = ?", (job.eval_id,)):
                     by_env[attempt.env_key].append(attempt)
+                    _add_shown(shown, attempt)
         except _FAILURES as error:
             lost[job.name] = str(error)
             return 0
@@ -118,8 +128,31 @@ class DumpWriter:
         for env_key, attempts in by_env.items():
             path = dump_files.env_file(folder, env_key)
             count += self._write(path, lost, lambda found=attempts: map(self._line_of, found))
+        count += self._write_pictures(folder / dump_files.PICTURES, shown, lost)
         aggregated = folder / dump_files.AGGREGATED
         return count + self._write(aggregated, lost, lambda: [dump_files.json_line(job.metrics)])
+
+    def _write_pictures(self, path: Path, shown: Shown, lost: Losses) -> int:
+        """Write the archive of pictures, if there are any; return its bytes."""
+        files = self._picture_files(path, shown, lost)
+        return self._write(path, lost, lambda: dump_files.zip_parts(files)) if shown else 0
+
+    def _picture_files(self, path: Path, shown: Shown, lost: Losses) -> Iterator[tuple[str, bytes]]:
+        left = self._setup.picture_bytes
+        with open_read_only(self._run_dir / JOURNAL_FILE) as db:
+            for number, (sha256, (group_id, mime)) in enumerate(shown.items()):
+                data = picture_of(db, group_id, sha256)
+                if data is None:
+                    lost[f"{path.name}: {sha256}"] = "it is damaged, or no longer in the journal"
+                elif len(data) > left:
+                    lost[path.name] = (
+                        f"{len(shown) - number} of {len(shown)} pictures are above"
+                        f" learner.dumps.picture_bytes = {self._setup.picture_bytes}"
+                    )
+                    return
+                else:
+                    left -= len(data)
+                    yield dump_files.picture_name(sha256, mime), data
 
     def _line_of(self, attempt: StoredAttempt, stats: Stats | None = None) -> bytes:
         return dump_files.json_line(attempt_row(attempt, stats or {}, self._decode))
@@ -133,3 +166,9 @@ class DumpWriter:
             return 0
         self._written(path)
         return count
+
+
+def _add_shown(shown: Shown, attempt: StoredAttempt) -> None:
+    trajectory = attempt.trajectory
+    for sha256, item in trajectory.shown_pictures.items():
+        shown.setdefault(sha256, (trajectory.key.group_id, item.mime))

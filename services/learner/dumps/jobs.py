@@ -21,6 +21,8 @@ class DumpSetup:
     revision: str | None
     every: int
     keep: int
+    # Most bytes of pictures of one step or evaluation.
+    picture_bytes: int
     # URL of the run's folder in a store, and options of its file system; None disables uploads.
     remote: str | None = None
     remote_options: dict[str, Any] = field(default_factory=dict[str, Any])

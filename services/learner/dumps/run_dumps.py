@@ -48,6 +48,7 @@ def dump_setup_of(runtime: Runtime[LearnerConfig]) -> DumpSetup | None:
     return DumpSetup(
         str(runtime.run_dir),
         *(policy.model, policy.revision, config.every, config.keep),
+        config.picture_bytes,
         remote=f"{checkpoint.remote}/{runtime.run_id}" if uploads else None,
         remote_options=dict(checkpoint.remote_options),
     )

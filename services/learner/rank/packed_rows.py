@@ -164,10 +164,20 @@ class RowPacker:
         packs = first_fit_decreasing([cluster.tokens for cluster in own], budget)
         # Before the first is computed, because all ranks make the same calls in the same order.
         most = self.replicas.largest_number(len(packs)) if self.policy.is_split else len(packs)
-        for pack in packs:
-            members = [own[place] for place in pack]
-            yield Pack([RowCluster([filled[i] for i in c.members], c.prefix) for c in members])
+        members = [[own[place] for place in pack] for pack in packs]
+        made = [
+            Pack([RowCluster([filled[i] for i in c.members], c.prefix) for c in clusters])
+            for clusters in members
+        ]
+        for index, pack in enumerate(made):
+            self._expect_pictures(made[index + 1 : index + 2])
+            yield pack
         yield from [Pack()] * (most - len(packs))
+
+    def _expect_pictures(self, packs: Sequence[Pack]) -> None:
+        if self.policy.vision is not None:
+            rows = (row for pack in packs for row in pack.rows)
+            self.policy.vision.store.expect(place for row in rows for place in row.pictures)
 
     def _find_clusters(self, rows: Sequence[Row], budget: int) -> list[PrefixCluster]:
         lengths = [len(row.token_ids) for row in rows]

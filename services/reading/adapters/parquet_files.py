@@ -31,6 +31,17 @@ _MESSAGE = pa.struct(
         ("tool_calls", pa.list_(_CALL)),
         ("tool_call_id", _TEXT),
         ("name", _TEXT),
+        # SHA-256 of the pictures that it shows, which the names of their files begin with.
+        ("pictures", pa.list_(_TEXT)),
+    ]
+)
+_PICTURE = pa.struct(
+    [
+        ("sha256", _TEXT),
+        ("mime", _TEXT),
+        ("grid", pa.list_(pa.int32())),
+        ("token_offset", pa.int64()),
+        ("size_bytes", pa.int64()),
     ]
 )
 _SPAN = pa.struct(
@@ -42,6 +53,7 @@ _SEQUENCE = pa.struct(
         ("token_ids", pa.list_(pa.int32())),
         ("spans", pa.list_(_SPAN)),
         ("logprobs", _NUMBERS),
+        ("pictures", pa.list_(_PICTURE)),
         ("trainer_logprobs", _NUMBERS),
         ("advantages", _NUMBERS),
         ("entropy", _NUMBERS),
@@ -97,7 +109,8 @@ configs:
 
 Conversations of tool-use agents, one attempt a row: `messages` with `tool_calls` (arguments as JSON
 text) and tool results, the `tools` that the chat template was given (JSON text), and the outcome of
-the attempt (`reward`, `passed`, `stop_reason`, checks). `train` holds attempts at tasks that the
+the attempt (`reward`, `passed`, `stop_reason`, checks). `pictures` of a message are the SHA-256 of
+what it shows, as the names of files in `pictures/` begin. `train` holds attempts at tasks that the
 run trained on, `test` those of its evaluations.
 
 ```python

@@ -31,15 +31,17 @@ def choose_dialect(
     tokenizer: TransformersTokenizer,
     config: DialectConfig,
     extra_stop_ids: Sequence[int] = (),
+    pad: str = "",
 ) -> Dialect:
-    """Return the dialect for `model`. Raises ConfigError, and TemplateError if the template cannot
+    """Return the dialect for `model`; `pad` is the token that stands for a picture, "" if it is
+    shown none. Raises ConfigError, and TemplateError if the template cannot
     be played or a renderer writes another prompt than the template."""
     name = config.name
     if name == AUTO:
         # Naming a parser implies the model's own template.
         family = None if config.parser else MODEL_RENDERER_MAP.get(model)
         if family is not None and not config.own_prompt:
-            return _choose_of_model(family, tokenizer, config, extra_stop_ids)
+            return _choose_of_model(family, tokenizer, config, extra_stop_ids, pad)
         name = family or TEMPLATE
     if name != TEMPLATE and (config.parser or config.reasoning):
         raise ConfigError(
@@ -51,14 +53,16 @@ def choose_dialect(
             f"rollout.dialect.own_prompt: a renderer has one, and name is {name!r}; leave it out"
         )
     if name == FULL:
-        return FullDialect(tokenizer, extra_stop_ids)
+        return FullDialect(tokenizer, extra_stop_ids, pad)
     if name == TEMPLATE:
-        return _make_template_dialect(tokenizer, config, extra_stop_ids)
+        return _make_template_dialect(tokenizer, config, extra_stop_ids, pad)
     if name not in renderer_names():
         known = ", ".join([AUTO, TEMPLATE, FULL, *renderer_names()])
         raise ConfigError(f"rollout.dialect.name: there is no {name!r}; known: {known}")
-    dialect = _make_renderer_dialect(name, tokenizer, config, extra_stop_ids)
-    if not config.own_prompt and (difference := find_other_prompt(dialect, tokenizer)):
+    dialect = _make_renderer_dialect(name, tokenizer, config, extra_stop_ids, pad)
+    if not config.own_prompt and (
+        difference := find_other_prompt(dialect, tokenizer, pictures=bool(pad))
+    ):
         raise TemplateError(
             f"rollout.dialect.name: {name!r} writes another prompt than the model's chat template:"
             f" {difference}; name the model's own family, or set rollout.dialect.own_prompt = true"
@@ -71,16 +75,17 @@ def _choose_of_model(
     tokenizer: TransformersTokenizer,
     config: DialectConfig,
     extra_stop_ids: Sequence[int],
+    pad: str,
 ) -> Dialect:
     """Return the model's renderer, or its own template where the renderer writes another prompt
     and the template can be played."""
-    dialect = _make_renderer_dialect(family, tokenizer, config, extra_stop_ids)
-    difference = find_other_prompt(dialect, tokenizer)
+    dialect = _make_renderer_dialect(family, tokenizer, config, extra_stop_ids, pad)
+    difference = find_other_prompt(dialect, tokenizer, pictures=bool(pad))
     if not difference:
         return dialect
     try:
-        own = _make_template_dialect(tokenizer, config, extra_stop_ids)
-        rehearse_dialect(own, tokenizer, config.retention)
+        own = _make_template_dialect(tokenizer, config, extra_stop_ids, pad)
+        rehearse_dialect(own, tokenizer, config.retention, pad)
         chosen, why = TEMPLATE, "it can be played"
     except TemplateError as error:
         own, chosen, why = dialect, family, f"the template cannot be played: {error}"
@@ -95,21 +100,38 @@ def _choose_of_model(
 
 
 def _make_renderer_dialect(
-    name: str, tokenizer: TransformersTokenizer, config: DialectConfig, extra: Sequence[int]
+    name: str,
+    tokenizer: TransformersTokenizer,
+    config: DialectConfig,
+    extra: Sequence[int],
+    pad: str,
 ) -> RendererDialect:
-    return RendererDialect(tokenizer, name, config.options, extra, config.finish, config.retention)
+    return RendererDialect(
+        tokenizer,
+        name,
+        config.options,
+        extra,
+        config.finish,
+        config.retention,
+        pictures=bool(pad),
+    )
 
 
 def _make_template_dialect(
-    tokenizer: TransformersTokenizer, config: DialectConfig, extra_stop_ids: Sequence[int]
+    tokenizer: TransformersTokenizer,
+    config: DialectConfig,
+    extra_stop_ids: Sequence[int],
+    pad: str,
 ) -> Dialect:
     if not config.parser:
         if config.reasoning:
             raise ConfigError("rollout.dialect.reasoning: name a rollout.dialect.parser, too")
-        return TemplateDialect(tokenizer, extra_stop_ids=extra_stop_ids, finish=config.finish)
+        return TemplateDialect(
+            tokenizer, extra_stop_ids=extra_stop_ids, finish=config.finish, pad=pad
+        )
     if config.parser in READERS and not config.reasoning:
         reader = READERS[config.parser]
-        return TemplateDialect(tokenizer, reader, extra_stop_ids, finish=config.finish)
+        return TemplateDialect(tokenizer, reader, extra_stop_ids, finish=config.finish, pad=pad)
     if find_spec("vllm") is None:
         raise TemplateError("rollout.dialect.parser: vLLM, whose parser it is, is not installed")
     from services.rollout.adapters.vllm_call_reader import VllmCallReader, find_thinking_form
@@ -122,4 +144,4 @@ def _make_template_dialect(
     if config.reasoning:
         form = find_thinking_form(tokenizer, config.reasoning)
     reader = READERS.get(config.parser, make_reader)
-    return TemplateDialect(tokenizer, reader, extra_stop_ids, form, config.finish)
+    return TemplateDialect(tokenizer, reader, extra_stop_ids, form, config.finish, pad)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from services.common.images.vision_family import load_vision_family
 from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
 from services.common.rpc.errors import ConfigError
@@ -26,6 +27,7 @@ from services.rollout.adapters.dialect_choice import FULL, TEMPLATE, choose_dial
 from services.rollout.adapters.model_files import (
     ModelFiles,
     UnplayedError,
+    find_pad,
     find_stop_candidates,
     load_model_tokenizer,
     read_model_folder,
@@ -107,11 +109,12 @@ def find_settings(
     extra_stop_ids: Sequence[int] = (),
     *,
     vllm: bool,
+    pad: str = "",
     limit: int | None = None,
     report: Callable[[int, int], None] = lambda tried, of: None,
 ) -> Found:
     """Rehearse every dialect with the other keys of `config`, until `limit` play the model; `vllm`
-    includes vLLM's parsers."""
+    includes vLLM's parsers, and `pad` is the token that stands for a picture, if it is shown."""
     remembering = _RememberingTokenizer(tokenizer.fast, tokenizer.template_options)
     candidates = list(_list_candidates(vllm=vllm))
     passed: list[Settings] = []
@@ -119,8 +122,8 @@ def find_settings(
     def plays(settings: Settings) -> bool:
         each = config.model_copy(update={**_UNSET, **settings})
         with suppress(TemplateError, ConfigError):
-            dialect = choose_dialect(model, remembering, each, extra_stop_ids)
-            rehearse_dialect(dialect, remembering, config.retention)
+            dialect = choose_dialect(model, remembering, each, extra_stop_ids, pad)
+            rehearse_dialect(dialect, remembering, config.retention, pad)
             return True
         return False
 
@@ -270,7 +273,8 @@ def main() -> None:
             print_json({"tried": tried, "of": of})
 
     vllm = find_spec("vllm") is not None
-    found = find_settings(policy.model, tokenizer, config, extra, vllm=vllm, report=report)
+    pad = find_pad(tokenizer, load_vision_family(folder, policy.vision) if policy.vision else None)
+    found = find_settings(policy.model, tokenizer, config, extra, vllm=vllm, pad=pad, report=report)
     print_json(found._asdict())
 
 

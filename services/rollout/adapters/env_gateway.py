@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common.aio.background_tasks import BackgroundTasks
 from services.common.domain.attempts import Grade, NoGradeReason
+from services.common.images.vision_family import VisionFamily
 from services.common.rpc.rpc import (
     describe_error,
     read_last_message,
@@ -21,6 +22,7 @@ from services.common.rpc.rpc import (
     to_seconds,
 )
 from services.common.telemetry.log import get_logger
+from services.rollout.adapters.gateway_content import ContentPartReader
 from services.rollout.adapters.retried_calls import call_with_retries
 from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
@@ -35,58 +37,18 @@ RENEW_TIMEOUT_S = 5.0
 # The gateway enforces a call's own deadline; the connection gets a little more.
 SLACK_S = 1.0
 TRANSCRIPT_CHUNK = 512 * 1024
-FETCH_TIMEOUT_S = 10.0
-# A longer answer of one tool would exceed any context.
-MOST_TEXT_BYTES = 256 * 1024
 
 log = get_logger(__name__)
-
-
-class ContentPartReader:
-    """Reader of content parts, which builds the text that the policy sees."""
-
-    def __init__(self, stub: "EpisodeServiceAsyncStub") -> None:
-        self._stub = stub
-
-    async def read_parts(self, episode_id: str, parts: Iterable[pb.ContentPart]) -> list[str]:
-        """Return the texts of parts.
-
-        Raises grpc.aio.AioRpcError if a part cannot be fetched."""
-        return [await self._read_text(episode_id, part) for part in parts]
-
-    async def _read_text(self, episode_id: str, part: pb.ContentPart) -> str:
-        """Return the text of a part, or its start; for media a description."""
-        media = part.media
-        if part.HasField("text"):
-            return part.text
-        if not media.mime.startswith("text/"):
-            return f"[{media.mime}, {media.size_bytes} bytes]"
-        data = media.data or await self._fetch_text(episode_id, media.sha256)
-        text = data[:MOST_TEXT_BYTES].decode("utf-8", "ignore")
-        cut = f"\n[cut here: {media.size_bytes} bytes in all]"
-        return text if media.size_bytes <= MOST_TEXT_BYTES else text + cut
-
-    async def _fetch_text(self, episode_id: str, sha256: bytes) -> bytes:
-        """Fetch the start of a text that was too large for an answer."""
-        request = pb.FetchMediaRequest(episode_id=episode_id, sha256=sha256)
-        call = self._stub.FetchMedia(request, timeout=FETCH_TIMEOUT_S)
-        data = bytearray()
-        try:
-            async for message in call:
-                data += message.chunk
-                if len(data) >= MOST_TEXT_BYTES:
-                    break
-        finally:
-            call.cancel()
-        return bytes(data)
 
 
 class GatewayEpisode:
     """One open episode. Calls get their places in the order in which they begin."""
 
-    def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
+    def __init__(
+        self, stub: "EpisodeServiceAsyncStub", parts: ContentPartReader, info: EpisodeInfo
+    ) -> None:
         self._stub = stub
-        self._parts = ContentPartReader(stub)
+        self._parts = parts
         self._next_call = 0
         self.info = info
         # Set by renewal when the gateway no longer knows the episode.
@@ -110,10 +72,10 @@ class GatewayEpisode:
 
         try:
             response = await call_with_retries(send_call, timeout_s)
-            texts = await self._parts.read_parts(self.info.episode_id, response.parts)
+            parts = await self._parts.read_parts(self.info.episode_id, response.parts)
         except grpc.aio.AioRpcError as error:
             raise EnvironmentLost(describe_error(error)) from error
-        return tool_result_from_pb(response, texts)
+        return tool_result_from_pb(response, parts)
 
     async def request_grade(
         self, final_answer: str | None, transcript: bytes, timeout_s: float
@@ -144,13 +106,19 @@ def _grade_requests(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.Gr
 
 
 class GatewayEnvironment:
-    """Episodes of one worker: it opens, renews and closes them."""
+    """Episodes of one worker: it opens, renews and closes them. A `family` is shown pictures."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, run_id: str, worker_id: str, renew_interval_s: float
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        run_id: str,
+        worker_id: str,
+        renew_interval_s: float,
+        family: VisionFamily | None = None,
     ) -> None:
         self._stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(channel))
-        self._parts = ContentPartReader(self._stub)
+        self._parts = ContentPartReader(self._stub, family)
         self._run_id = run_id
         self._worker_id = worker_id
         self._interval_s = renew_interval_s
@@ -183,9 +151,11 @@ class GatewayEnvironment:
                 await self._renew_episodes()
 
     async def wait_until_closed(self) -> None:
-        """Wait for pending closes: their callers may have been cancelled."""
+        """Wait for pending closes, whose callers may have been cancelled, and end the processes
+        that read pictures."""
         while self._closing.running:
             await asyncio.wait(self._closing.running)
+        await self._parts.close()
 
     def _make_open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
@@ -230,7 +200,7 @@ class GatewayEnvironment:
         except (ValueError, TypeError) as error:
             await self._close_episode(update.episode_id)
             raise EnvironmentLost(f"the environment's tools cannot be read: {error}") from error
-        return GatewayEpisode(self._stub, info)
+        return GatewayEpisode(self._stub, self._parts, info)
 
     async def _renew_episodes(self) -> None:
         request = pb.RenewEpisodesRequest(worker_id=self._worker_id, episode_ids=list(self._open))

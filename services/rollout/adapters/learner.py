@@ -87,6 +87,7 @@ class GroupClient:
             incarnation=self._identity.incarnation,
             holding=encode_policy(holding),
             free_attempts=free_attempts,
+            capabilities=self._identity.capabilities,
             tokenizer_digest=tokenizer.whole,
             tokenizer_json_digest=tokenizer.tokenizer_json,
             chat_template_digest=tokenizer.chat_template,

@@ -14,16 +14,20 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 EPOCH_KEY = "flotilla-run-epoch"
+# Capability of a worker whose policy is shown pictures.
+IMAGES = "images"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Identity of the caller. `incarnation` is new for every process."""
+    """Identity of the caller. `incarnation` is new for every process, and `capabilities` are of
+    those that tasks may need."""
 
     worker_id: str
     incarnation: str
     device_count: int
     tokenizer: TokenizerDigests
+    capabilities: tuple[str, ...] = ()
 
 
 class RunEpoch:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.adapters.model_hub import fetch_files, stage_model
+from services.common.images.vision_family import VisionFamily, load_vision_family
 from services.common.models.expert_models import check_routing_replay
 from services.common.models.multimodal_models import check_trainable_folder
 from services.common.rpc.errors import ConfigError
@@ -34,6 +35,8 @@ class ModelFiles:
     folder: Path
     tokenizer: TransformersTokenizer
     dialect: Dialect
+    # How the model reads pictures; None if the policy is shown none.
+    vision: VisionFamily | None = None
 
 
 def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
@@ -54,9 +57,11 @@ def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig)
     check_routing_replay(policy, folder)
     tokenizer = load_model_tokenizer(folder, policy, config)
     extra = find_stop_candidates(folder, tokenizer)
+    vision = load_vision_family(folder, policy.vision) if policy.vision else None
+    pad = find_pad(tokenizer, vision)
     try:
-        dialect = choose_dialect(policy.model, tokenizer, config, extra)
-        rehearse_dialect(dialect, tokenizer, config.retention)
+        dialect = choose_dialect(policy.model, tokenizer, config, extra, pad)
+        rehearse_dialect(dialect, tokenizer, config.retention, pad)
     except TemplateError as error:
         raise UnplayedError(f"policy.model: {error}") from error
     except ConfigError as error:
@@ -64,7 +69,7 @@ def read_model_folder(folder: Path, policy: PolicyConfig, config: DialectConfig)
     check_stop_ids(dialect.stop_ids, folder, trust_remote_code=policy.trust_remote_code)
     if untold := find_untold(dialect, tokenizer):
         log.warning("the prompt leaves out what tools do", left_out=", ".join(untold))
-    return ModelFiles(folder, tokenizer, dialect)
+    return ModelFiles(folder, tokenizer, dialect, vision)
 
 
 def load_model_tokenizer(
@@ -80,6 +85,22 @@ def load_model_tokenizer(
         )
     except OSError as error:
         raise ConfigError(f"policy.model: {error}") from error
+
+
+def find_pad(tokenizer: TransformersTokenizer, vision: VisionFamily | None) -> str:
+    """Return the token that stands for a picture, as text; "" if the policy is shown none.
+
+    Raises ConfigError if no text is that token alone, or if data could spell it."""
+    if vision is None:
+        return ""
+    pad = tokenizer.decode([vision.image_pad])
+    if tokenizer.encode(pad) != [vision.image_pad] or pad not in tokenizer.structure_tokens:
+        raise ConfigError(
+            f"policy.vision: by config.json token {vision.image_pad} stands for a picture, but the"
+            f" tokenizer has no control token of this id (it is {pad!r}): give the model the"
+            " tokenizer that it was trained with"
+        )
+    return pad
 
 
 def find_stop_candidates(folder: Path, tokenizer: TransformersTokenizer) -> list[int]:

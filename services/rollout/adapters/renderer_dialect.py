@@ -89,7 +89,8 @@ _ANSWER = "ANSWER"
 
 class RendererDialect:
     """Dialect of one family. Raises ConfigError on options that the renderer does not accept, and
-    TemplateError if the tokenizer lacks a token that the family needs."""
+    TemplateError if the tokenizer lacks a token that the family needs, or if pictures are to be
+    shown and the renderer shows none."""
 
     template_shows_tools = True
 
@@ -101,10 +102,19 @@ class RendererDialect:
         extra_stop_ids: Sequence[int] = (),
         finish: Finish = "answer",
         retention: Retention = "all",
+        *,
+        pictures: bool = False,
     ) -> None:
         self._finish: Finish = finish
         self._name = name
         self._renderer = make_renderer(tokenizer, name, options, retention)
+        # A place for a picture is one token then, as in the chat template.
+        self._unprocessed = {"process_multimodal": False} if pictures else {}
+        if pictures and not getattr(self._renderer, "supports_process_multimodal", False):
+            raise TemplateError(
+                f"rollout.dialect.name: the renderer {name!r} shows no pictures; set"
+                ' rollout.dialect.name = "template", or remove [policy.vision]'
+            )
         self.stop_ids = tuple(
             dict.fromkeys([*self._renderer.get_stop_token_ids(), *extra_stop_ids])
         )
@@ -164,11 +174,12 @@ class RendererDialect:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, generate: bool
     ) -> list[int]:
         try:
-            return self._renderer.render_ids(
+            return self._renderer.render(
                 list(messages),  # pyright: ignore[reportArgumentType]
                 tools=self._schemas(tools),
                 add_generation_prompt=generate,
-            )
+                **self._unprocessed,
+            ).token_ids
         except Exception as error:
             # A renderer may raise any error.
             raise TemplateError(f"the renderer cannot render this: {error!r}") from error
@@ -209,6 +220,7 @@ class RendererDialect:
                 written,
                 list(messages),  # pyright: ignore[reportArgumentType]
                 tools=self._schemas(tools),
+                **self._unprocessed,
             )
         except Exception as error:
             raise TemplateError(f"the renderer cannot continue this turn: {error!r}") from error

@@ -11,7 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.images.picture import PlacedPicture, ShownPicture
+from services.common.images.picture import Picture, PlacedPicture, ShownPicture
 from services.common.images.picture_files import read_picture
 from services.common.rpc.rpc import to_seconds
 from services.rollout.types import (
@@ -112,11 +112,12 @@ def _probe_to_pb(completion: Completion) -> policy_pb.ProbeResult:
 
 
 def episode_from_pb(
-    episode_id: str, ready: env_pb.EpisodeReady, shown: Iterable[str] = ()
+    episode_id: str, ready: env_pb.EpisodeReady, shown: Iterable[str | Picture] = ()
 ) -> EpisodeInfo:
     """Convert a ready episode; `shown` is the first observation as the policy reads it.
 
     Raises ValueError or TypeError if a tool's schema is not a JSON object."""
+    shown = tuple(shown)
     return EpisodeInfo(
         episode_id=episode_id,
         tools=tuple(_tool_from_pb(tool) for tool in ready.tools),
@@ -124,7 +125,8 @@ def episode_from_pb(
             ready.facts.prompt,
             ready.facts.current_date,
             dict(sorted(ready.facts.variables.items())),
-            tuple(shown),
+            tuple(part for part in shown if isinstance(part, str)),
+            tuple(part for part in shown if isinstance(part, Picture)),
         ),
         instance_id=ready.instance_id,
         env_version=ready.env_version,
@@ -141,11 +143,13 @@ def _tool_from_pb(tool: env_pb.Tool) -> Tool:
     return Tool(tool.name, tool.description, schema, tool.read_only, tool.parallel)
 
 
-def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:
-    """Convert a tool's answer; `texts` are its parts as the policy reads them."""
+def tool_result_from_pb(
+    response: env_pb.CallToolResponse, parts: Iterable[str | Picture]
+) -> ToolResult:
+    """Convert a tool's answer; `parts` are its parts as the policy reads them."""
     given = response.HasField("reward") and math.isfinite(response.reward)
     reward = response.reward if given else None
-    return ToolResult(TOOL_OUTCOMES.decode(response.outcome), tuple(texts), response.done, reward)
+    return ToolResult(TOOL_OUTCOMES.decode(response.outcome), tuple(parts), response.done, reward)
 
 
 def grade_from_pb(response: env_pb.GradeResponse) -> Grade:

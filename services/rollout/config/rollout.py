@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import Count, Seconds, Tokens
-from services.common.spec.spec import ServiceConfig, SharedConfig
+from services.common.spec.spec import PolicyConfig, ServiceConfig, SharedConfig
 from services.rollout.config.engine_options import OptionsContext, find_refusals
 from services.rollout.dialects.turns import Finish, Retention
 from services.rollout.episodes.attempt_limits import AttemptLimits, Side
@@ -262,13 +262,13 @@ class RolloutConfig(ServiceConfig):
                 ' stages; leave it out, or set policy.routing_replay = "off"'
             )
 
-    def attempt_limits(self, max_model_len: int) -> AttemptLimits:
-        """Return the bounds of an attempt with a policy of this length."""
+    def attempt_limits(self, policy: PolicyConfig) -> AttemptLimits:
+        """Return the bounds of an attempt of this policy."""
         return AttemptLimits(
             max_turns=self.max_turns,
             max_input_length=self.max_input_length,
             max_generate_length=self.max_generate_length,
-            max_model_len=max_model_len,
+            max_model_len=policy.max_model_len,
             attempt_timeout_s=self.attempt_timeout_s,
             call_timeout_s=self.call_timeout_s,
             grade_timeout_s=self.grade_timeout_s,
@@ -280,6 +280,7 @@ class RolloutConfig(ServiceConfig):
             observation_tokens=self.limits.observation_tokens,
             observation_side=self.limits.observation_side,
             continue_turns=self.limits.on_cut == "continue",
+            max_images=policy.vision.max_images if policy.vision else 0,
         )
 
     def burn_in_lengths(self, max_model_len: int) -> BurnInLengths | None:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.reply_messages import ShownReply, make_reply_messages
 from services.rollout.dialects.tagged_calls import CALL_END, CALL_START, LENIENT, parse_turn
 from services.rollout.dialects.template import find_stop_ids, join_turn, strip_stop
-from services.rollout.dialects.template_turns import ShownReply, TemplateTurns, make_call_id
+from services.rollout.dialects.template_turns import TemplateTurns, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
-from services.rollout.dialects.tool_reply_text import make_turn_message
+from services.rollout.dialects.tool_reply_text import make_turn_message, make_user_message
 from services.rollout.dialects.turns import (
     OK,
     PlayedTurn,
@@ -31,7 +32,8 @@ NO_CALL = (
 
 
 class FullDialect:
-    """Dialect of any chat template: tools in a system message, replies as a user's.
+    """Dialect of any chat template: tools in a system message, replies as a user's, with pictures
+    if `pad` names the token that stands for one.
 
     Raises TemplateError if the template rewrites earlier turns, does not end a turn with a control
     token, or cannot render a user's message after a turn.
@@ -39,10 +41,12 @@ class FullDialect:
 
     template_shows_tools = False
 
-    def __init__(self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, extra_stop_ids: Iterable[int] = (), pad: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
         self._inert = InertText(tokenizer.structure_tokens)
-        self._turns = TemplateTurns(tokenizer, "user", self._inert)
+        self._turns = TemplateTurns(tokenizer, "user", self._inert, pad)
         self.thinking = ThinkingMarks(
             tokenizer, self._turns.first_turn(), self._turns.shown_thinking
         )
@@ -59,8 +63,8 @@ class FullDialect:
         replies: Sequence[Reply],
         tools: Sequence[Tool],
     ) -> list[int]:
-        shown = ShownReply("", make_call_id(0), self._shown_text(replies))
-        return join_turn(self._tokenizer, completion_ids, self._turns.after_turn([shown]))
+        tail = self._turns.after_turn(self._join_replies(replies))
+        return join_turn(self._tokenizer, completion_ids, tail)
 
     @total_reading
     def parse_turn(
@@ -85,27 +89,35 @@ class FullDialect:
             calls = "\n".join(write_call(call) for call in turn.calls)
             messages.append(make_turn_message(calls, turn.thought, marks))
             if turn.replies:
-                messages.append({"role": "user", "content": self._shown_text(turn.replies)})
+                messages += make_reply_messages(self._join_replies(turn.replies), "user")
         text = self._tokenizer.apply_chat_template(messages, None, bool(turns[-1].replies))
         return self._tokenizer.encode(self._turns.without_closing(text))
 
-    def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, str]]:
-        user = {"role": "user", "content": self._inert.clean_text(facts.task)}
+    def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        user = make_user_message(facts, self._inert)
         if not tools:
             return [user]
         # Its own text names tokens such as `<tool_call>`.
         return [{"role": "system", "content": system_text(self._inert.tool_schemas(tools))}, user]
 
-    def _shown_text(self, replies: Sequence[Reply]) -> str:
-        """Join replies into one text: some templates refuse two user messages in a row."""
-        clean = [replace(each, parts=[self._inert.clean_text(each.text)]) for each in replies]
-        return "\n\n".join(self.reply_text(reply) for reply in clean)
+    def _join_replies(self, replies: Sequence[Reply]) -> list[ShownReply]:
+        """Join replies into one text, or as many as have pictures after them. They are one message:
+        some templates refuse two of a user in a row."""
+        shown, text = list[ShownReply](), ""
+        for number, each in enumerate(replies):
+            clean = replace(each, parts=[self._inert.clean_text(each.text), *each.pictures])
+            text += ("\n\n" if number else "") + self.reply_text(clean)
+            if each.pictures or number == len(replies) - 1:
+                call_id = make_call_id(len(shown))
+                shown.append(ShownReply("", call_id, text, len(each.pictures)))
+                text = ""
+        return shown
 
     def reply_text(self, reply: Reply) -> str:
         if reply.item is None:
             return NO_CALL
         if reply.outcome == OK:
-            return f"Tool result:\n{reply.text or '(empty)'}"
+            return f"Tool result:\n{reply.text or ('' if reply.pictures else '(empty)')}"
         return f"Error: {reply.text or reply.outcome}"
 
 

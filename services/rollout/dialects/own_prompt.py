@@ -13,7 +13,9 @@ from services.rollout.dialects.rehearsal import (
     STATED,
     TOOLS,
     answer_calls,
+    answer_with_pictures,
     describe_difference,
+    with_picture,
 )
 from services.rollout.dialects.turns import PlayedTurn
 from services.rollout.tokenizer_port import TemplateError, Tokenizer
@@ -34,13 +36,15 @@ class TwoRenderings(Protocol):
     ) -> list[int]: ...
 
 
-def find_other_prompt(dialect: TwoRenderings, tokenizer: Tokenizer) -> str:
+def find_other_prompt(
+    dialect: TwoRenderings, tokenizer: Tokenizer, *, pictures: bool = False
+) -> str:
     """Return the first place where the dialect writes other tokens than the template; empty if
-    there is none.
+    there is none. With `pictures` some conversations show them.
 
     Compared is what the policy reads: prompts, and conversations up to its next turn. One that
     either cannot render is left out, except for a prompt."""
-    for facts, tools, turns in _conversations():
+    for facts, tools, turns in _conversations(pictures=pictures):
         try:
             wanted = dialect.render_by_template(facts, tools, turns)
             got = dialect.render_turns(facts, tools, turns)
@@ -53,10 +57,14 @@ def find_other_prompt(dialect: TwoRenderings, tokenizer: Tokenizer) -> str:
     return ""
 
 
-def _conversations() -> Iterator[Conversation]:
+def _conversations(*, pictures: bool) -> Iterator[Conversation]:
     turn = answer_calls([CALLS[1]])
     yield FACTS, TOOLS, ()
     yield STATED, OFFERED, ()
     yield FACTS, TOOLS, [turn]
     yield FACTS, TOOLS, [turn, turn]
     yield FACTS, TOOLS, [answer_calls(CALLS[:3])]
+    if pictures:
+        seen = with_picture(FACTS)
+        yield seen, TOOLS, ()
+        yield seen, TOOLS, [answer_with_pictures(1), answer_with_pictures(0, 2)]

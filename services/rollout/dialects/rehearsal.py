@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.images.picture import Picture
 from services.rollout.dialects.common_prefix import common_length
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.template import TemplateDialect
@@ -112,15 +113,24 @@ _TOLD_WORDS = {
 }
 # Longer than any difference that a template may make at the start of a turn.
 THOUGHT = "The page has not been seen yet, so it is looked up first, and only then is it answered."
+# A picture to be shown: what it holds is no matter of dialects.
+PICTURE = Picture("0" * 64, "image/png", 1, 1, b"")
+# Numbers of pictures in consecutive replies to one turn.
+_PICTURES = ((1,), (2,), (1, 1), (0, 1), (2, 0, 1))
 # Tokens shown on either side of a difference.
 _SHOWN = 12
 # Maximum tokens of a turn's header.
 _HEADER = 4
 
 
-def rehearse_dialect(dialect: Dialect, tokenizer: Tokenizer, retention: Retention = "all") -> None:
-    """Raise TemplateError, which names the fault, unless the dialect holds."""
+def rehearse_dialect(
+    dialect: Dialect, tokenizer: Tokenizer, retention: Retention = "all", pad: str = ""
+) -> None:
+    """Raise TemplateError, which names the fault, unless the dialect holds. `pad` is the token that
+    stands for a picture; without it there are no pictures."""
     _rehearse_turns(dialect, tokenizer)
+    if pad:
+        _rehearse_pictures(dialect, tokenizer, pad)
     if hidden := _find_hidden(dialect, tokenizer, _SHOWN_WORDS):
         raise TemplateError(
             f"the prompt leaves out {', '.join(hidden)}: {_advise_shown(tokenizer)}"
@@ -185,14 +195,72 @@ def _rehearse_replies(dialect: Dialect, tokenizer: Tokenizer, count: int) -> Non
             raise
         # Some families call one tool a turn, and their templates refuse to show more.
         return
+    if difference := _find_bridge_difference(stage, dialect, tokenizer, turn):
+        raise TemplateError(
+            f"{count} answers appended to a turn are not what the chat template renders:"
+            f" {difference}"
+        )
+
+
+def _find_bridge_difference(
+    stage: "_Stage", dialect: Dialect, tokenizer: Tokenizer, turn: PlayedTurn
+) -> str:
+    """Return where replies appended to a played turn differ from the whole; "" if nowhere."""
     bridge = dialect.bridge_ids(stage.before, stage.completion, turn.replies, TOOLS)
     played = [*stage.before.tolist(), *stage.completion]
     end = len(stage.whole) - len(bridge)
-    if stage.whole[end:] != bridge or not _keeps_turn(tokenizer, played, stage.whole[:end]):
+    if stage.whole[end:] == bridge and _keeps_turn(tokenizer, played, stage.whole[:end]):
+        return ""
+    return describe_difference(tokenizer, [*played, *bridge], stage.whole)
+
+
+def _rehearse_pictures(dialect: Dialect, tokenizer: Tokenizer, pad: str) -> None:
+    """Show pictures in a prompt and in replies to two turns: each must have one place, in which no
+    text can stand."""
+    said = replace(FACTS, prompt=f"Does {pad} stand for a picture?")
+    _check_places(dialect.prompt_ids(said, TOOLS), tokenizer, pad, 0)
+    facts = with_picture(said)
+    _check_places(dialect.prompt_ids(facts, TOOLS), tokenizer, pad, 1)
+    for counts in _PICTURES:
+        turn = answer_with_pictures(*counts)
+        for earlier in ([], [turn]):
+            try:
+                stage = _Stage(dialect, tokenizer, turn, earlier, facts)
+            except TemplateError:
+                if len(counts) == 1:
+                    raise
+                # As in `_rehearse_replies`.
+                break
+            _check_places(stage.whole, tokenizer, pad, 1 + sum(counts) * (1 + len(earlier)))
+            if difference := _find_bridge_difference(stage, dialect, tokenizer, turn):
+                raise TemplateError(
+                    "pictures appended to a turn are not what the chat template renders:"
+                    f" {difference}"
+                )
+
+
+def _check_places(ids: Sequence[int], tokenizer: Tokenizer, pad: str, pictures: int) -> None:
+    [place] = tokenizer.encode(pad)
+    if (found := list(ids).count(place)) != pictures:
         raise TemplateError(
-            f"{count} answers appended to a turn are not what the chat template renders:"
-            f" {describe_difference(tokenizer, [*played, *bridge], stage.whole)}"
+            f"the chat template has {found} places for {pictures} pictures; give the model one that"
+            " shows them (rollout.dialect.chat_template), or remove [policy.vision]"
         )
+
+
+def with_picture(facts: PromptFacts) -> PromptFacts:
+    """Return facts whose first observation is a picture."""
+    return replace(facts, pictures=(PICTURE,))
+
+
+def answer_with_pictures(*counts: int) -> PlayedTurn:
+    """Return a turn of calls, whose answers end with so many pictures; the last is nothing else."""
+    texts = [[text] for text in ANSWERS[: len(counts) - 1]]
+    replies = [
+        Reply(CALLS[0], OK, [*text, *([PICTURE] * count)])
+        for text, count in zip([*texts, []], counts, strict=True)
+    ]
+    return PlayedTurn([CALLS[0]] * len(counts), replies)
 
 
 def _rehearse_thinking(dialect: Dialect, tokenizer: Tokenizer) -> None:
@@ -240,13 +308,14 @@ class _Stage:
         tokenizer: Tokenizer,
         turn: PlayedTurn,
         earlier: Sequence[PlayedTurn] = (),
+        facts: PromptFacts = FACTS,
     ) -> None:
         prompt = (
-            dialect.render_turns(FACTS, TOOLS, earlier)
+            dialect.render_turns(facts, TOOLS, earlier)
             if earlier
-            else dialect.prompt_ids(FACTS, TOOLS)
+            else dialect.prompt_ids(facts, TOOLS)
         )
-        alone = dialect.render_turns(FACTS, TOOLS, [*earlier, replace(turn, replies=())])
+        alone = dialect.render_turns(facts, TOOLS, [*earlier, replace(turn, replies=())])
         shared = common_length(prompt, alone)
         if shared < len(prompt) - _SHOWN:
             raise TemplateError(
@@ -254,7 +323,7 @@ class _Stage:
                 f" {describe_difference(tokenizer, prompt, alone)}"
             )
         self.before = np.array(alone[:shared], np.int32)
-        self.whole = dialect.render_turns(FACTS, TOOLS, [*earlier, turn])
+        self.whole = dialect.render_turns(facts, TOOLS, [*earlier, turn])
         self.completion = _cut_at_stop(alone[shared:], self.whole[len(alone) :], dialect.stop_ids)
         self._tokenizer = tokenizer
 

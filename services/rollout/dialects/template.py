@@ -9,17 +9,13 @@ from numpy.typing import NDArray
 from services.rollout.dialects.call_proof import CallProof
 from services.rollout.dialects.call_readers import MakeReader, SampledTurn, TaggedCallReader
 from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.template_turns import (
-    ShownReply,
-    TemplateTurns,
-    advise_full,
-    make_call_id,
-)
+from services.rollout.dialects.reply_messages import ShownReply
+from services.rollout.dialects.template_turns import TemplateTurns, advise_full, make_call_id
 from services.rollout.dialects.thinking import ThinkingForm, ThinkingMarks
 from services.rollout.dialects.tool_reply_text import (
     make_conversation,
-    make_tool_messages,
     native_reply_text,
+    show_tool_replies,
 )
 from services.rollout.dialects.turns import (
     Finish,
@@ -35,7 +31,8 @@ from services.rollout.types import PromptFacts, Tool
 
 class TemplateDialect:
     """Dialect of one chat template, whose calls are read by `reader`; `thinking` are the marks
-    around a thinking, and `finish` determines the last turn.
+    around a thinking, and `finish` determines the last turn. With `pad`, the token that stands for
+    a picture, it shows pictures.
 
     Raises TemplateError if the template rewrites earlier turns, does not end a turn with a control
     token, or cannot render tools' answers.
@@ -50,14 +47,15 @@ class TemplateDialect:
         extra_stop_ids: Iterable[int] = (),
         thinking: ThinkingForm = ThinkingForm(),  # noqa: B008 - it is frozen
         finish: Finish = "answer",
+        pad: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._finish: Finish = finish
         self._inert = InertText(tokenizer.structure_tokens)
         try:
-            self._turns = TemplateTurns(tokenizer, "tool", self._inert)
+            self._turns = TemplateTurns(tokenizer, "tool", self._inert, pad)
         except TemplateError as error:
-            raise advise_full(tokenizer, error) from error
+            raise advise_full(tokenizer, error, pad) from error
         turns = self._turns
         self.thinking = ThinkingMarks(tokenizer, turns.first_turn(), turns.shown_thinking, thinking)
         proof = CallProof(turns.write_calls, tokenizer.structure_tokens, end=turns.sample_end)
@@ -75,10 +73,7 @@ class TemplateDialect:
         replies: Sequence[Reply],
         tools: Sequence[Tool],
     ) -> list[int]:
-        shown = [
-            ShownReply(message["name"], message["tool_call_id"], message["content"])
-            for message in make_tool_messages(replies, self._inert)
-        ]
+        shown = show_tool_replies(replies, self._inert)
         return join_turn(self._tokenizer, completion_ids, self._turns.after_turn(shown))
 
     @total_reading
@@ -99,7 +94,10 @@ class TemplateDialect:
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
         marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
-        text = render_conversation(self._tokenizer, facts, tools, turns, self._inert, marks)
+        apart = self._turns.pictures_apart
+        text = render_conversation(
+            self._tokenizer, facts, tools, turns, self._inert, marks, apart=apart
+        )
         return self._tokenizer.encode(self._turns.without_closing(text))
 
     @property
@@ -118,18 +116,20 @@ def render_conversation(
     turns: Sequence[PlayedTurn],
     inert: InertText,
     marks: ThinkingMarks | None = None,
+    *,
+    apart: bool = False,
 ) -> str:
     """Return a prompt and turns as the chat template renders them, with the start of the next turn
     where one follows. Raises TemplateError."""
     schemas, continues = inert.tool_schemas(tools), not turns or bool(turns[-1].replies)
     try:
-        messages = make_conversation(facts, turns, inert, marks)
+        messages = make_conversation(facts, turns, inert, marks, apart=apart)
         return tokenizer.apply_chat_template(messages, schemas, continues)
     except TemplateError:
         if not turns:
             raise
         # Some templates expect arguments as text.
-        messages = make_conversation(facts, turns, inert, marks, as_text=True)
+        messages = make_conversation(facts, turns, inert, marks, as_text=True, apart=apart)
         return tokenizer.apply_chat_template(messages, schemas, continues)
 
 

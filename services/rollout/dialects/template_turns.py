@@ -4,14 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.reply_messages import Role, ShownReply, make_reply_messages
 from services.rollout.dialects.thinking import ANSWER, CLOSE, THOUGHT
 from services.rollout.dialects.turns import PlayedTurn, ToolCall
 from services.rollout.tokenizer_port import TemplateError, Tokenizer
 
-Role = Literal["tool", "user"]
 # Placeholder of a policy turn in a rendered conversation; no template changes or repeats it.
 TURN = "POLICYTURN"
 # The field of a message that holds its thinking.
@@ -25,8 +25,10 @@ QUESTION: Mapping[str, Any] = {"role": "user", "content": "QUESTION"}
 CHECKED = (1, 2, 3)
 # Replies that a content-filtering template would change.
 HOSTILE = (' {"a": "b\\n\\\\"}\n', "\u00e9\u4e2d\U0001f600 'x' <b>&amp;</b>", "")
-# Number of cached frames: one for each order of tools called in one turn.
+# Number of cached frames: one for each order of tools called in one turn, and of their pictures.
 MOST_FRAMES = 256
+# Of the replies to one turn, for each the name of the tool, the id of its call and its pictures.
+_Slots = tuple[tuple[str, str, int], ...]
 
 _INSTEAD = (
     'rollout.dialect.name = "template" shows what tools answer as `tool` messages: set'
@@ -34,14 +36,10 @@ _INSTEAD = (
     " chat template that renders them"
 )
 
-
-@dataclass(frozen=True, slots=True)
-class ShownReply:
-    """The text that the policy reads after one call."""
-
-    name: str
-    call_id: str
-    text: str
+_SHOW_PICTURES = (
+    'pictures are `{"type": "image"}` parts of a message: give the model a chat template that shows'
+    " them (rollout.dialect.chat_template), or remove [policy.vision]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +91,17 @@ class TemplateTurns:
     """Text of one chat template from the end of a policy's turn to the start of its next.
 
     Replies are spliced into the template's frame if it shows them unchanged, and rendered
-    otherwise. Raises TemplateError if the template rewrites earlier turns, or cannot render the
-    text after a turn.
+    otherwise. With `pad`, the token that stands for a picture, replies have pictures. Raises
+    TemplateError if the template rewrites earlier turns, or cannot render the text or the pictures
+    after a turn.
     """
 
-    def __init__(self, tokenizer: Tokenizer, role: Role, inert: InertText) -> None:
+    def __init__(self, tokenizer: Tokenizer, role: Role, inert: InertText, pad: str = "") -> None:
         self._tokenizer = tokenizer
         self._role: Role = role
+        self._pad = pad
+        # True if a user's message shows the pictures of tools' messages, whose template does not.
+        self.pictures_apart = False
         # Several replies form one user message.
         self._counts = CHECKED if role == "tool" else CHECKED[:1]
         self._closing = find_closing_token(tokenizer, QUESTION)
@@ -109,6 +111,8 @@ class TemplateTurns:
         frames = [self._frame(_sample_names(count)) for count in self._counts]
         inert.add_tags(text for frame in frames for text in frame)
         self.shows_unchanged = self._check_splices()
+        if pad:
+            self._choose_place_of_pictures()
 
     def puts_thinking_inline(self, turns: Sequence[PlayedTurn]) -> bool:
         """Return True if these turns think, and the template shows thinking only in content."""
@@ -146,7 +150,7 @@ class TemplateTurns:
         """Return the text after a turn, from its end-of-turn token on."""
         if not self.shows_unchanged:
             return self._render_tail(self._style, replies)
-        frame = self._frame(tuple((reply.name, reply.call_id) for reply in replies))
+        frame = self._frame(tuple((reply.name, reply.call_id, reply.pictures) for reply in replies))
         body = "".join(before + reply.text for before, reply in zip(frame, replies, strict=False))
         return body + frame[-1]
 
@@ -172,22 +176,39 @@ class TemplateTurns:
         reasons = dict.fromkeys([refused[-1], refused[0]])
         raise TemplateError("; and with its calls: ".join(reasons))
 
+    def _choose_place_of_pictures(self) -> None:
+        """Find where the template shows the pictures of tools: in their own messages, else in a
+        user's message after them."""
+        try:
+            self._frame(_sample_names(1, pictures=1))
+        except TemplateError:
+            self.pictures_apart = self._role == "tool"
+        try:
+            for count in self._counts:
+                self._frame(_sample_names(count, pictures=1))
+        except TemplateError as error:
+            raise TemplateError(f"{error}; {_SHOW_PICTURES}") from error
+
     def _check_style(self, style: _CallStyle) -> None:
         for count in self._counts:
             self._split_frame(style, _sample_names(count))
 
-    def _make_frame(self, calls: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    def _make_frame(self, calls: _Slots) -> tuple[str, ...]:
         return self._split_frame(self._style, calls)
 
-    def _split_frame(
-        self, style: _CallStyle, calls: tuple[tuple[str, str], ...]
-    ) -> tuple[str, ...]:
+    def _split_frame(self, style: _CallStyle, calls: _Slots) -> tuple[str, ...]:
         """Return the template's text around replies, beginning with the end-of-turn token."""
         replies = [
-            ShownReply(name, call_id, f"OBSERVATION{number}X")
-            for number, (name, call_id) in enumerate(calls)
+            ShownReply(name, call_id, f"OBSERVATION{number}X", pictures)
+            for number, (name, call_id, pictures) in enumerate(calls)
         ]
         tail = self._render_tail(style, replies)
+        given = sum(reply.pictures for reply in replies)
+        if given and tail.count(self._pad) != given:
+            after = ", and in a user's message after them" if self.pictures_apart else ""
+            raise TemplateError(
+                f"the chat template leaves out pictures in {self._role} messages{after}"
+            )
         pieces: list[str] = []
         for reply in replies:
             piece, found, tail = tail.partition(reply.text)
@@ -204,7 +225,7 @@ class TemplateTurns:
         names = _sample_names(self._counts[-1])
         replies = [
             ShownReply(name, call_id, text)
-            for (name, call_id), text in zip(names, HOSTILE, strict=False)
+            for (name, call_id, _), text in zip(names, HOSTILE, strict=False)
         ]
         frame = self._frame(names)
         spliced = "".join(piece + reply.text for piece, reply in zip(frame, replies, strict=False))
@@ -213,20 +234,10 @@ class TemplateTurns:
     def _render_tail(self, style: _CallStyle, replies: Sequence[ShownReply]) -> str:
         turn = style.make_message(replies)
         marks = style.count_marks(len(replies))
-        shown = [self._make_message(reply) for reply in replies]
+        shown = make_reply_messages(replies, self._role, apart=self.pictures_apart)
         whole = self._after_marks(self._render([QUESTION, turn, *shown], generate=True), marks)
         alone = self._after_marks(self._render([QUESTION, turn], generate=False), marks)
         return whole[self._find_turn_end(whole, alone) :]
-
-    def _make_message(self, reply: ShownReply) -> dict[str, Any]:
-        if self._role == "user":
-            return {"role": "user", "content": reply.text}
-        return {
-            "role": "tool",
-            "content": reply.text,
-            "name": reply.name,
-            "tool_call_id": reply.call_id,
-        }
 
     def _after_marks(self, text: str, marks: int) -> str:
         """Return the text after the policy's turn. The text before it must be unchanged: a template
@@ -271,10 +282,10 @@ class TemplateTurns:
         return self.without_closing(self._tokenizer.apply_chat_template(messages, None, generate))
 
 
-def advise_full(tokenizer: Tokenizer, error: TemplateError) -> TemplateError:
+def advise_full(tokenizer: Tokenizer, error: TemplateError, pad: str = "") -> TemplateError:
     """Return the error with the advice to show replies as user messages, if that works."""
     try:
-        TemplateTurns(tokenizer, "user", InertText(()))
+        TemplateTurns(tokenizer, "user", InertText(()), pad)
     except TemplateError:
         return error
     return TemplateError(f"{error}; {_INSTEAD}")
@@ -285,8 +296,8 @@ def make_call_id(number: int) -> str:
     return f"call{number:05d}"
 
 
-def _sample_names(count: int) -> tuple[tuple[str, str], ...]:
-    return tuple((SAMPLE_NAME, make_call_id(number)) for number in range(count))
+def _sample_names(count: int, pictures: int = 0) -> _Slots:
+    return tuple((SAMPLE_NAME, make_call_id(number), pictures) for number in range(count))
 
 
 def find_closing_token(tokenizer: Tokenizer, question: Mapping[str, Any]) -> str:

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.rollout.dialects.inert_text import InertText
+from services.rollout.dialects.reply_messages import (
+    ShownReply,
+    make_content,
+    make_reply_messages,
+)
 from services.rollout.dialects.template_turns import THINKING_FIELD, make_call_id
 from services.rollout.dialects.thinking import ThinkingMarks
 from services.rollout.dialects.turns import OK, PlayedTurn, Reply, ToolCall
@@ -21,24 +26,37 @@ def native_reply_text(reply: Reply) -> str:
     if reply.item is None:
         return json.dumps(NO_CALL)
     if reply.outcome == OK:
-        return reply.text or "null"
+        return reply.text or ("" if reply.pictures else "null")
     return json.dumps({"error": reply.text or reply.outcome})
 
 
-def make_tool_messages(replies: Sequence[Reply], inert: InertText) -> list[dict[str, str]]:
-    """Return replies as `tool` messages, each with the name and id of its call."""
-    messages: list[dict[str, str]] = []
+def show_tool_replies(replies: Sequence[Reply], inert: InertText) -> list[ShownReply]:
+    """Return replies as `tool` messages show them, each with the name and id of its call."""
+    shown: list[ShownReply] = []
     for number, reply in enumerate(replies):
         call = reply.item if isinstance(reply.item, ToolCall) else ToolCall(MALFORMED, "{}")
-        messages.append(
-            {
-                "role": "tool",
-                "content": inert.clean_text(native_reply_text(reply)),
-                "name": inert.clean_text(call.name),
-                "tool_call_id": inert.clean_text(call.call_id) or make_call_id(number),
-            }
+        shown.append(
+            ShownReply(
+                inert.clean_text(call.name),
+                inert.clean_text(call.call_id) or make_call_id(number),
+                inert.clean_text(native_reply_text(reply)),
+                len(reply.pictures),
+            )
         )
-    return messages
+    return shown
+
+
+def make_tool_messages(
+    replies: Sequence[Reply], inert: InertText, *, apart: bool = False
+) -> list[dict[str, Any]]:
+    """Return replies as `tool` messages, with their pictures in them or `apart`."""
+    return make_reply_messages(show_tool_replies(replies, inert), "tool", apart=apart)
+
+
+def make_user_message(facts: PromptFacts, inert: InertText) -> dict[str, Any]:
+    """Return the message of a task, with the pictures of the first observation."""
+    content = make_content([(inert.clean_text(facts.task), len(facts.pictures))])
+    return {"role": "user", "content": content}
 
 
 def make_conversation(
@@ -48,15 +66,17 @@ def make_conversation(
     marks: ThinkingMarks | None = None,
     *,
     as_text: bool = False,
+    apart: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the messages of a question, and of turns with calls and the replies to them.
+    """Return the messages of a question, and of turns with calls and the replies to them, whose
+    pictures are in their messages or `apart`.
 
     With `marks` a thinking is part of the content, between the marks."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": inert.clean_text(facts.task)}]
+    messages = [make_user_message(facts, inert)]
     for turn in turns:
         shown = [_show_call(call, number, as_text) for number, call in enumerate(turn.calls)]
         message = {**make_turn_message("", turn.thought, marks), "tool_calls": shown}
-        messages += [message, *make_tool_messages(turn.replies, inert)]
+        messages += [message, *make_tool_messages(turn.replies, inert, apart=apart)]
     return messages
 
 

@@ -29,7 +29,8 @@ class AttemptLimits:
     `max_input_length` is checked before each turn against everything so far;
     `max_generate_length` bounds each request, and with it each turn unless `continue_turns`;
     `turn_tokens` bounds a turn of any number of requests.
-    Longer answers of tools lose the `observation_side`.
+    Longer answers of tools lose the `observation_side`. `max_images` bounds the pictures of the
+    conversation.
     """
 
     max_turns: int
@@ -47,6 +48,7 @@ class AttemptLimits:
     observation_tokens: int | None = None
     observation_side: Side = "middle"
     continue_turns: bool = False
+    max_images: int = 0
 
     def turn_budget(self, tokens: int, sampled: int, written: int = 0) -> TurnBudget:
         """Return the budget of the next request after `tokens`, of which `sampled` were sampled and

@@ -52,7 +52,9 @@ def make_finished_trajectory(
     key: AttemptKey, state: AttemptState, stop: StopReason, grade: Grade
 ) -> Trajectory:
     sequence = state.transcript.sequence
-    sequences = (replace(sequence, messages=state.conversation.encode(sequence.spans)),)
+    media = {item.sha256 for item in sequence.media}
+    messages = state.conversation.encode(sequence.spans, media)
+    sequences = (replace(sequence, messages=messages),)
     return Trajectory(
         key=key,
         lease_id="",
@@ -71,6 +73,7 @@ def make_finished_trajectory(
         counts=state.counts,
         facts=_make_facts(state),
         tools=state.tools,
+        pictures=state.transcript.files,
     )
 
 

@@ -127,7 +127,7 @@ async def _call_tool(
     if result.outcome in LOST_OUTCOMES:
         missed = result.outcome is ToolOutcome.REPLAY_MISS
         raise EnvironmentLost(
-            f"{call.name}: {result.outcome}: {' '.join(result.parts)}",
+            f"{call.name}: {result.outcome}: {result.text}",
             NoGradeReason.REPLAY_MISS if missed else None,
         )
     return result

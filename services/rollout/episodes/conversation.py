@@ -3,7 +3,7 @@
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from services.common.domain.messages import (
     shorten_message,
 )
 from services.common.domain.token_authors import TURN_AUTHORS, Span
+from services.common.images.picture import Picture
 from services.common.telemetry.log import get_logger
 from services.rollout.dialects.inert_text import InertText
 from services.rollout.dialects.tool_reply_text import MALFORMED
@@ -91,15 +92,23 @@ class Conversation:
             )
         )
 
-    def encode(self, spans: Sequence[Span]) -> bytes:
-        """Encode the messages of a sequence of these spans; empty if they are more than are kept.
+    def encode(self, spans: Sequence[Span], media: Collection[str] = ()) -> bytes:
+        """Encode the messages of a sequence of these spans and media; empty if they are more than
+        are kept.
 
-        The window may have cut the tokens of the last messages. Tokens after them are a turn that
-        was not played to its end, or only the start of one, which the last message takes."""
+        The window may have cut the tokens of the last messages, and pictures in them. Tokens after
+        them are a turn that was not played to its end, or only the start of one, which the last
+        message takes."""
         if not self.messages:
             return b""
         tokens = sum(span.length for span in spans)
-        found = [shorten_message(each, tokens) for each in self.messages]
+        found = [
+            replace(
+                shorten_message(each, tokens),
+                media=tuple(name for name in each.media if name in media),
+            )
+            for each in self.messages
+        ]
         turn = 0
         for span in spans:
             if span.author in TURN_AUTHORS and turn >= self.end:
@@ -141,7 +150,7 @@ class MessageReader:
             spelled = _Spelled(self._tokenizer, ids)
             [(begin, end)] = _find_each(
                 spelled.text, [self._inert.clean_text(facts.task)]
-            ) or _split(spelled.text, self._frame_prompt(tools), [])
+            ) or _split(spelled.text, self._frame_prompt(tools, facts.pictures), [])
             before = spelled.text[:begin]
             said = self._read_preamble(before)
             content, at = spelled.at(begin, end), before.find(said)
@@ -155,10 +164,10 @@ class MessageReader:
             return [user]
         return [ChatMessage("system", system.end, system, by_template=by_template), user]
 
-    def _frame_prompt(self, tools: Sequence[Tool]) -> list[str]:
-        """Return what is around a task in a prompt. Raises TemplateError."""
+    def _frame_prompt(self, tools: Sequence[Tool], pictures: tuple[Picture, ...]) -> list[str]:
+        """Return what is around a task in a prompt with pictures. Raises TemplateError."""
         stand_in = _STAND_IN.format(0)
-        ids = self._dialect.prompt_ids(PromptFacts(stand_in, "", {}), tools)
+        ids = self._dialect.prompt_ids(PromptFacts(stand_in, "", {}, pictures=pictures), tools)
         before, _, after = self._tokenizer.decode(ids).rpartition(stand_in)
         return [before, after]
 
@@ -261,7 +270,7 @@ class MessageReader:
         others = [
             each
             if each.item is None
-            else Reply(each.item, each.outcome, [_STAND_IN.format(number)])
+            else Reply(each.item, each.outcome, [_STAND_IN.format(number), *each.pictures])
             for number, each in enumerate(replies)
         ]
         frame = list[str]()

@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.common.domain.attempts import (
     AttemptKey,
     FailureKind,
@@ -15,6 +18,9 @@ from services.common.domain.attempts import (
 from services.common.domain.messages import MessageText
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.domain.transcripts import encode_transcript
+from services.common.images.picture import ShownPicture
+from services.common.images.placeholders import collapse_pictures
+from services.common.images.vision_family import VisionFamily
 from services.common.telemetry.watchdog import Watchdog
 from services.common.text.parsing import run_aside
 from services.rollout.dialects.turns import NO_CALL, Reply, Turn
@@ -28,6 +34,7 @@ from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
 from services.rollout.episodes.conversation import Conversation, MessageReader, place_text
 from services.rollout.episodes.observation_cut import ObservationCutter
 from services.rollout.episodes.prompt_cache import PromptCache
+from services.rollout.episodes.shown_pictures import move_text, place_pictures
 from services.rollout.episodes.transcript import Transcript
 from services.rollout.episodes.turn_sampling import OutOfTime, TurnSampler
 from services.rollout.ports import (
@@ -70,6 +77,17 @@ class Attempt:
     budget_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An observation: its replies as the policy reads them, all tokens, the pictures in these, and
+    the texts of the replies."""
+
+    replies: Sequence[Reply]
+    ids: NDArray[np.int32]
+    pictures: Sequence[ShownPicture]
+    texts: Sequence[MessageText]
+
+
 class AttemptRunner:
     """Runner of any number of concurrent attempts; they share only engine and environment."""
 
@@ -81,15 +99,18 @@ class AttemptRunner:
         dialect: Dialect,
         limits: AttemptLimits,
         watchdog: Watchdog | None = None,
+        family: VisionFamily | None = None,
     ) -> None:
+        """Build a runner; the model of a `family` is shown pictures."""
         self._sampler = TurnSampler(engine, dialect, limits, watchdog or Watchdog())
         self._environment = environment
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._limits = limits
         self._messages = MessageReader(tokenizer, dialect)
-        self._prompts = PromptCache(dialect, self._messages)
+        self._prompts = PromptCache(dialect, self._messages, family)
         self._cutter = ObservationCutter(tokenizer, limits)
+        self._family = family
 
     async def run_attempt(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
         """Play the attempt to its end; an error becomes the trajectory's failure kind.
@@ -156,6 +177,8 @@ class AttemptRunner:
         while True:
             transcript = state.transcript
             stop = self._limits.refuses_turn(len(transcript), transcript.sampled)
+            if transcript.is_cut:
+                stop = StopReason.CONTEXT_OVERFLOW
             stop = stop or await self._play_turn(attempt.sampling, episode, state, report)
             if stop is not None:
                 return stop
@@ -164,8 +187,15 @@ class AttemptRunner:
         self, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> None:
         prompt = await self._prompts.get_prompt(episode.info)
+        seen = zip(episode.info.facts.pictures, prompt.places, strict=True)
         state.info = replace(episode.info, tools=prompt.tools)
-        state.transcript = Transcript(prompt.token_ids, self._limits.max_model_len)
+        state.transcript = Transcript(
+            prompt.token_ids,
+            self._limits.max_model_len,
+            [ShownPicture(picture, place) for picture, place in seen],
+            family=self._family,
+            most_pictures=self._limits.max_images,
+        )
         state.digests = {
             "tool_schema_digest": prompt.tool_schema_digest,
             "prompt_digest": prompt.prompt_digest,
@@ -175,8 +205,10 @@ class AttemptRunner:
         state.counts.tools = len(prompt.tools)
         state.messages.append({"role": "user", "content": state.info.facts.task})
         if observe is not None:
-            ids = prompt.token_ids.tolist()
-            observe("prompt", await asyncio.to_thread(self._tokenizer.decode, ids))
+            ids = prompt.token_ids
+            if self._family is not None:
+                ids = collapse_pictures(ids, prompt.places, self._family)
+            observe("prompt", await asyncio.to_thread(self._tokenizer.decode, ids.tolist()))
 
     async def _play_turn(
         self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer
@@ -229,20 +261,26 @@ class AttemptRunner:
         before = state.transcript.token_ids[: len(state.transcript) - len(written)]
         texts = [self._dialect.reply_text(reply) for reply in replies]
 
-        def show() -> tuple[list[Reply], list[int], list[MessageText]]:
+        def show() -> _Shown:
             cut = [self._cutter.cut_reply(reply) for reply in replies]
-            ids = self._dialect.bridge_ids(before, written, cut, tools)
-            return cut, ids, self._messages.find_replies(ids, before, written, cut, tools)
+            rendered = self._dialect.bridge_ids(before, written, cut, tools)
+            found = self._messages.find_replies(rendered, before, written, cut, tools)
+            pictures = [picture for reply in cut for picture in reply.pictures]
+            ids, placed, starts = place_pictures(rendered, pictures, self._family)
+            return _Shown(cut, ids, placed, [move_text(text, starts) for text in found])
 
-        cut, ids, found = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
+        seen = await run_aside(sum(map(len, texts)), show, ASIDE_CHARACTERS)
         start = len(state.transcript)
-        state.transcript.add_observation(ids)
-        for text, reply, shown, content in zip(texts, replies, cut, found, strict=True):
+        state.transcript.add_observation(seen.ids, seen.pictures)
+        for text, reply, shown, content in zip(
+            texts, replies, seen.replies, seen.texts, strict=True
+        ):
             whole = (state.transcript.keep_text(text, start),) if shown is not reply else ()
-            self._add_reply(state, reply, content, start, whole)
+            pictures = [picture.sha256 for picture in reply.pictures]
+            self._add_reply(state, reply, content, start, (*whole, *pictures))
         # The verifier reads the tools' whole answers, even if the policy saw only a part.
         state.messages += [{"role": "tool", "content": text} for text in texts]
-        for reply in cut:
+        for reply in seen.replies:
             observe("observation", self._dialect.reply_text(reply))
 
     def _add_reply(
@@ -251,13 +289,13 @@ class AttemptRunner:
         reply: Reply,
         found: MessageText,
         start: int,
-        whole: Sequence[str] = (),
+        shown: Sequence[str] = (),
     ) -> None:
         """Add a reply to the conversation; `found` is its text in the tokens from `start` on, and
-        `whole` the hash of what it is a part of."""
+        `shown` are the hashes of its pictures and of what it is a part of."""
         content, media = place_text(found, start, state.transcript.keep_text)
         as_user = not self._dialect.template_shows_tools
-        state.conversation.add_reply(reply, content, (*whole, *media), as_user=as_user)
+        state.conversation.add_reply(reply, content, (*shown, *media), as_user=as_user)
 
     async def _read_turn(
         self,

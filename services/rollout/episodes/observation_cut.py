@@ -25,7 +25,8 @@ def keep_whole(text: str, token_offset: int, room: int) -> Media:
 
 
 class ObservationCutter:
-    """Cutter of replies to `limits.observation_tokens` each; the mark comes on top."""
+    """Cutter of the texts of replies to `limits.observation_tokens` each; the mark comes on top,
+    and so do pictures, which are never cut."""
 
     def __init__(self, tokenizer: Tokenizer, limits: AttemptLimits) -> None:
         self._tokenizer = tokenizer
@@ -43,7 +44,8 @@ class ObservationCutter:
         starts = self._tokenizer.token_starts(text)
         if len(starts) <= self._most:
             return reply
-        return Reply(reply.item, reply.outcome, [self._cut_text(text, starts, self._most)])
+        shown = self._cut_text(text, starts, self._most)
+        return Reply(reply.item, reply.outcome, [shown, *reply.pictures])
 
     def _cut_text(self, text: str, starts: list[int], most: int) -> str:
         tail = {"head": most, "tail": 0, "middle": most // 2}[self._side]

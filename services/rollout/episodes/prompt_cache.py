@@ -6,12 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.messages import ChatMessage
+from services.common.images.picture import PlacedPicture
+from services.common.images.vision_family import VisionFamily
 from services.rollout.episodes.conversation import MessageReader
+from services.rollout.episodes.shown_pictures import move_text, place_pictures
 from services.rollout.ports import Dialect
 from services.rollout.types import EpisodeInfo, PromptFacts, Tool
 
@@ -21,8 +25,9 @@ MOST_PROMPTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's token ids, messages and tools, with hex digests of ids and tools. `tools_json` are
-    the tools as the chat template was given them, if it was.
+    """A prompt's token ids, messages, tools and places of pictures, with hex digests of ids with
+    pictures and of tools. `tools_json` are the tools as the chat template was given them, if it
+    was.
 
     All attempts share one tools object: dialects cache what they derive from it by identity."""
 
@@ -32,14 +37,20 @@ class Prompt:
     prompt_digest: str
     messages: tuple[ChatMessage, ...] = ()
     tools_json: bytes = b""
+    # Of the pictures of the facts, which are not kept here: they may have 16 MB each.
+    places: tuple[PlacedPicture, ...] = ()
 
 
 class PromptCache:
-    """Prompts of one dialect by facts and tools, in a least-recently-used cache."""
+    """Prompts of one dialect by facts and tools, in a least-recently-used cache. With pictures
+    there is a `family`."""
 
-    def __init__(self, dialect: Dialect, reader: MessageReader) -> None:
+    def __init__(
+        self, dialect: Dialect, reader: MessageReader, family: VisionFamily | None = None
+    ) -> None:
         self._dialect = dialect
         self._reader = reader
+        self._family = family
         self._prompts: BoundedDict[tuple[str, str], asyncio.Task[Prompt]] = BoundedDict(
             MOST_PROMPTS
         )
@@ -64,18 +75,36 @@ class PromptCache:
         self, facts: PromptFacts, tools: tuple[Tool, ...], tool_schema_digest: str
     ) -> Prompt:
         ids = self._dialect.prompt_ids(facts, tools)
-        messages = tuple(self._reader.read_prompt(ids, facts, tools))
-        token_ids = np.array(ids, np.int32)
+        messages = self._reader.read_prompt(ids, facts, tools)
+        token_ids, pictures, starts = place_pictures(ids, facts.pictures, self._family)
+        if pictures:
+            messages = [
+                msgspec.structs.replace(
+                    each, end=int(starts[each.end]), content=move_text(each.content, starts)
+                )
+                for each in messages
+            ]
+            seen = tuple(each.picture.sha256 for each in pictures)
+            messages[-1] = msgspec.structs.replace(messages[-1], media=seen)
         token_ids.flags.writeable = False
-        digest = hashlib.sha256(token_ids.astype("<i4").tobytes()).hexdigest()
-        shown = self._reader.encode_tools(tools)
-        return Prompt(token_ids, tools, tool_schema_digest, digest, messages, shown)
+        return Prompt(
+            token_ids,
+            tools,
+            tool_schema_digest,
+            _digest_prompt(token_ids, facts),
+            tuple(messages),
+            self._reader.encode_tools(tools),
+            tuple(each.place for each in pictures),
+        )
 
 
 def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
     """Return digests of facts and tools. Tools are digested as the environment gave them, but in
     no order: servers shuffle their lists, and attempts with the same tools share one prompt."""
-    given = [facts.prompt, facts.current_date, dict(facts.variables), facts.shown]
+    given = [
+        *(facts.prompt, facts.current_date, dict(facts.variables), facts.shown),
+        [picture.sha256 for picture in facts.pictures],
+    ]
     listed = [
         {
             "name": tool.name,
@@ -86,6 +115,13 @@ def _make_key(facts: PromptFacts, tools: Sequence[Tool]) -> tuple[str, str]:
         for tool in sorted(tools, key=lambda tool: tool.name)
     ]
     return _digest(given), _digest(listed)
+
+
+def _digest_prompt(token_ids: NDArray[np.int32], facts: PromptFacts) -> str:
+    digest = hashlib.sha256(token_ids.astype("<i4").tobytes())
+    for picture in facts.pictures:
+        digest.update(bytes.fromhex(picture.sha256))
+    return digest.hexdigest()
 
 
 def _digest(value: object) -> str:

@@ -1,7 +1,7 @@
 """The growing tokens of one attempt: appended, never rebuilt."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import MOST_MEDIA_BYTES, Experts, Media
 from services.common.domain.trajectory import Sequence as TokenSequence
+from services.common.images.picture import ShownPicture
+from services.common.images.placeholders import cut_at, move_places
+from services.common.images.vision_family import VisionFamily
 from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion
 
-# Items of media; the learner takes four times as many.
+# Texts of media; the learner takes four times as many items, pictures among them.
 MOST_KEPT = 1024
 
 
@@ -23,19 +26,33 @@ class PrefixBroken(AssertionError):
 class Transcript:
     """Token ids with their authors; policy tokens carry logprobs and the policy that wrote them.
 
-    What the environment writes is cut at `window`: a longer sequence is no policy's input."""
+    What the environment writes is cut at `window`, or before the first of more than `most_pictures`
+    pictures: a longer sequence is no policy's input. With pictures there is a `family`."""
 
     def __init__(
-        self, prompt_ids: Sequence[int] | NDArray[np.int32], window: int = sys.maxsize
+        self,
+        prompt_ids: Sequence[int] | NDArray[np.int32],
+        window: int = sys.maxsize,
+        pictures: Sequence[ShownPicture] = (),
+        *,
+        family: VisionFamily | None = None,
+        most_pictures: int = sys.maxsize,
     ) -> None:
         self._window = window
-        self._ids = np.array(prompt_ids[:window], dtype=np.int32)
-        self._seen = self._ids[:0]
-        self._spans = [Span(Author.PROMPT, len(self._ids))]
+        self._family = family
+        self._most_pictures = most_pictures
+        # True once the environment has written what the policy cannot read any more.
+        self.is_cut = False
+        self._ids = np.zeros(0, np.int32)
+        self._seen = self._ids
+        self._spans: list[Span] = []
+        # Those that stand in the ids, in order.
+        self.pictures: list[ShownPicture] = []
         self._logprobs: list[NDArray[np.float32]] = []
         self._media: list[Media] = []
         self._hashes: set[str] = set()
         self._experts: list[Experts] = []
+        self._add_written(prompt_ids, pictures, Author.PROMPT)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -61,11 +78,29 @@ class Transcript:
             for span in completion.spans
         ]
 
-    def add_observation(self, ids: Sequence[int]) -> None:
-        """Append the environment's tokens. An observation that reaches the window ends there."""
-        ids = ids[: self._window - len(self._ids)]
-        self._ids = np.concatenate([self._ids, np.array(ids, dtype=np.int32)])
-        self._spans.append(Span(Author.ENVIRONMENT, len(ids)))
+    def add_observation(
+        self, ids: Sequence[int] | NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> None:
+        """Append the environment's tokens, and the pictures whose places are in them. An
+        observation that reaches the window ends there, or before a picture that does not fit."""
+        self._add_written(ids, pictures, Author.ENVIRONMENT)
+
+    def _add_written(
+        self,
+        ids: Sequence[int] | NDArray[np.int32],
+        pictures: Sequence[ShownPicture],
+        author: Author,
+    ) -> None:
+        room = self._window - len(self._ids)
+        if self._family is not None:
+            places = [each.place for each in pictures]
+            room = cut_at(room, places, self._most_pictures - len(self.pictures), self._family)
+        self.is_cut = self.is_cut or room < len(ids)
+        shown = [each for each in pictures if each.place.offset < room]
+        self.pictures += move_places(shown, len(self._ids))
+        kept = np.array(ids[:room], np.int32)
+        self._ids = np.concatenate([self._ids, kept])
+        self._spans.append(Span(author, len(kept)))
 
     def keep_text(self, text: str, offset: int) -> str:
         """Keep a text that the policy saw in part or not at all as media of the token at `offset`,
@@ -101,7 +136,25 @@ class Transcript:
     def sequence(self) -> TokenSequence:
         """The tokens in the learner's format."""
         experts = np.concatenate(self._experts) if self._experts else None
-        return TokenSequence(self._ids, self.spans, self.logprobs, tuple(self._media), experts)
+        media = (*map(self._describe, self.pictures), *self._media)
+        return TokenSequence(self._ids, self.spans, self.logprobs, media, experts)
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Bytes of the pictures, by hash."""
+        return {each.picture.sha256: each.picture.data for each in self.pictures}
+
+    def _describe(self, shown: ShownPicture) -> Media:
+        assert self._family is not None
+        picture, place = shown.picture, shown.place
+        return Media(
+            picture.sha256,
+            picture.mime,
+            place.grid,
+            place.offset,
+            self._family.processor_digest,
+            len(picture.data),
+        )
 
     @property
     def logprobs(self) -> NDArray[np.float32]:

@@ -79,7 +79,7 @@ class TurnSampler:
         with stage, trace.span(_GENERATE, facts):
             async with self.within_time(state, ENGINE_GRACE_S):
                 completion = await self._engine.generate(
-                    transcript.for_engine(), sampling, most, left
+                    transcript.for_engine(), sampling, most, left, transcript.pictures
                 )
         self._watchdog.note_progress(_GENERATE)
         state.waited_s += completion.waited_s

@@ -1,11 +1,17 @@
 """A burn-in: a test of the engine at the greatest lengths of an attempt, before the first lease."""
 
+import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.images.picture import ShownPicture
+from services.common.images.picture_files import MOST_PIXELS, draw_blank
+from services.common.images.placeholders import expand_pictures
+from services.common.images.vision_family import VisionFamily
 from services.common.process.process_memory import peak_memory_bytes
 from services.common.rpc.errors import ConfigError
 from services.common.telemetry.log import get_logger
@@ -22,7 +28,8 @@ class BurnIn:
     """One prompt and one answer through the engine after its first weights.
 
     `settled` waits until their canary has been judged. Tokens of the burn-in belong to no attempt:
-    no count and no trajectory includes them. Without `lengths` it does nothing."""
+    no count and no trajectory includes them. With a `family` the prompt ends with the largest
+    picture for which it has room. Without `lengths` it does nothing."""
 
     def __init__(
         self,
@@ -31,12 +38,14 @@ class BurnIn:
         hints: BurnInHints,
         draw_prompt: Callable[[int], NDArray[np.int32]],
         settled: Callable[[], Awaitable[object]],
+        family: VisionFamily | None = None,
     ) -> None:
         self._engine = engine
         self._lengths = lengths
         self._hints = hints
         self._draw_prompt = draw_prompt
         self._settled = settled
+        self._family = family
         self.running = False
         self.over = lengths is None
         self.metrics: dict[str, float] = {}
@@ -71,8 +80,10 @@ class BurnIn:
         return ConfigError(f"{self._describe()} ended the engine: {reason}; {self._hints.memory}")
 
     async def _sample_answer(self, lengths: BurnInLengths) -> Completion:
-        prompt = self._draw_prompt(lengths.prompt)
-        return await self._engine.burn_in(prompt, lengths.answer, lengths.timeout_s)
+        prompt, pictures = self._draw_prompt(lengths.prompt), list[ShownPicture]()
+        if self._family is not None:
+            prompt, pictures = await asyncio.to_thread(end_with_picture, prompt, self._family)
+        return await self._engine.burn_in(prompt, lengths.answer, lengths.timeout_s, pictures)
 
     def _check_answer(self, answer: Completion, lengths: BurnInLengths) -> None:
         sampled = len(answer.token_ids)
@@ -107,6 +118,26 @@ class BurnIn:
 
     def _describe(self) -> str:
         lengths = self._lengths or BurnInLengths(0, 0, 0.0)
+        shown = "" if self._family is None else " with a picture"
         return (
-            f"the burn-in (a prompt of {lengths.prompt} tokens and an answer of {lengths.answer})"
+            f"the burn-in (a prompt of {lengths.prompt} tokens{shown} and an answer of"
+            f" {lengths.answer})"
         )
+
+
+def end_with_picture(
+    ids: NDArray[np.int32], family: VisionFamily
+) -> tuple[NDArray[np.int32], list[ShownPicture]]:
+    """Return a prompt of the same length whose last tokens are a square picture, the largest that
+    fits and that the family does not scale down; as it is if there is no room for any."""
+    unit = family.patch * family.merge
+    # Two marks are around it, and a token comes before them.
+    room = len(ids) - 3
+    units = math.isqrt(max(min(room, min(family.max_pixels, MOST_PIXELS) // unit**2), 1))
+    side = units * unit
+    count = family.count(family.grid(side, side))
+    if count > room:
+        return ids, []
+    marks = [family.vision_start, family.image_pad, family.vision_end]
+    kept = ids[: room - count + 1].tolist()
+    return expand_pictures([*kept, *marks], [draw_blank(side, side)], family)

@@ -21,9 +21,13 @@ from services.env_gateway.tools.computer_tool import Screen, keep_unscaled
 from services.env_gateway.tools.offered_screen import ForeignScreen
 from services.env_gateway.tools.screen_actions import ScreenAction, Units
 from services.env_gateway.tools.spoken_screen import SpokenScreen, find_vocabulary
+from tests.support.repository import ROOT
 
 NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)
 WIDTH, HEIGHT = 1366, 768
+# Of the table in docs/env_gateway.md, and its last row but one.
+COLUMNS: tuple[VocabularyName, ...] = ("fleet", "anthropic", "cua", "openai")
+WAIT = [" wait ", *([" `wait` "] * 4)]
 Call = tuple[str, dict[str, Any]]
 
 
@@ -355,6 +359,20 @@ def test_the_settings_go_before_the_family() -> None:
     coordinates = [config.screen_config_of(key).coordinates for key in ("a", "b", "c")]
     assert coordinates == ["relative1000", "normalized", "relative1000"]
     assert config.screen_config_of("a").max_side == 512
+
+
+def test_the_page_names_every_action_of_every_vocabulary() -> None:
+    page = (ROOT / "docs/env_gateway.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    head = next(row for row in rows if [cell.strip("` ") for cell in row[1:]] == [*COLUMNS])
+    table = rows[rows.index(head) :][: rows[rows.index(head) :].index(WAIT) + 2]
+    for column, name in enumerate(COLUMNS, start=1):
+        said = " ".join(row[column] for row in table)
+        if name == "anthropic":
+            # Its clicks are "the same" as Fleet's.
+            said += " ".join(row[1] for row in table)
+        for verb in VOCABULARIES[name].verbs:
+            assert f"`{verb.name}`" in said, (name, verb.name)
 
 
 def test_an_action_says_only_what_differs() -> None:

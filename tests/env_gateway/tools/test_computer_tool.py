@@ -25,7 +25,7 @@ from services.env_gateway.tools.computer_tool import (
     make_media,
 )
 from tests.support.fake_environments import ScriptedBackend
-from tests.support.fake_gateway import open_spec, opened, running, task_json
+from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 
 COMPUTER = Tool(
     "computer", "Mouse and keyboard. The screen is 1280x800.", '{"type": "object", "x": "1280x800"}'
@@ -213,3 +213,88 @@ async def test_a_screen_of_no_size_is_the_usual_one() -> None:
     screen = Screen(THOUSANDTHS, [tool], keep_unscaled)
     assert screen.pixels == ScreenSize(1366, 768)
     assert await screen.convert_parts([Text("X=1,Y=1")]) == (Text("X=0,Y=1"),)
+
+
+class CuaBackend(ScreenBackend):
+    """A fake of Fleet's CUA tools; `refuse` names one that answers with an error."""
+
+    def __init__(self, refuse: str = "") -> None:
+        super().__init__()
+        names = ("computer_screenshot", "mouse_click", "mouse_move", "mouse_scroll")
+        self.tools = tuple(Tool(name, "", "{}") for name in names)
+        self.called: list[str] = []
+        self.hook = self._answer_cua
+        self._refuse = refuse
+
+    async def _answer_cua(self, name: str, arguments: Mapping[str, Any]) -> CallResult:
+        self.called.append(name)
+        return CallResult((Text(f"did {name}"),), is_error=name == self._refuse)
+
+
+SCROLL = json.dumps({"type": "scroll", "x": 1, "y": 1, "scroll_y": 100})
+
+
+async def test_an_action_of_several_calls_is_answered_by_the_last_of_them() -> None:
+    backend = CuaBackend()
+    spec = open_spec(task=task_json(task_modality="computer_use"))
+    async with running(backend, screen={"vocabulary": "openai"}) as gateway:
+        session = await opened(gateway, spec)
+        answer, _ = await gateway.call_tool(session, 0, "computer", SCROLL, 5.0)
+    assert backend.called == ["mouse_move", "mouse_scroll"]
+    assert (answer.outcome, answer.attempts) == (ToolOutcome.OK, 2)
+    assert answer.parts == (Text("did mouse_scroll"),)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "called", "told"),
+    [
+        ("mouse_move", ["mouse_move"], []),
+        (
+            "mouse_scroll",
+            ["mouse_move", "mouse_scroll"],
+            [Text("(1 of 2 parts of this action were done)")],
+        ),
+    ],
+)
+async def test_an_action_of_several_calls_ends_at_the_first_that_fails(
+    refuse: str, called: list[str], told: list[Text]
+) -> None:
+    backend = CuaBackend(refuse)
+    spec = open_spec(task=task_json(task_modality="computer_use"))
+    async with running(backend, screen={"vocabulary": "openai"}) as gateway:
+        session = await opened(gateway, spec)
+        answer, _ = await gateway.call_tool(session, 0, "computer", SCROLL, 5.0)
+    assert backend.called == called
+    assert answer.outcome is ToolOutcome.TOOL_ERROR
+    assert [*answer.parts] == [Text(f"did {refuse}"), *told]
+
+
+async def test_a_policy_that_is_done_ends_its_episode_without_the_environment() -> None:
+    backend = ScreenBackend()
+    spec = open_spec(task=task_json(task_modality="computer_use"))
+    async with running(backend) as gateway:
+        session = await opened(gateway, spec)
+        answer, _ = await gateway.call_tool(session, 0, "computer", '{"action": "done"}', 5.0)
+    assert (answer.outcome, answer.done, backend.seen) == (ToolOutcome.OK, True, [])
+
+
+async def test_a_screen_that_shows_nothing_by_itself_is_looked_at_first() -> None:
+    backend = ScreenBackend()
+    backend.first_observation = ()
+    spec = open_spec(task=task_json(task_modality="browser_use"))
+    async with running(backend) as gateway:
+        session = await opened(gateway, spec)
+    assert backend.seen == [{"action": "screenshot"}]
+    assert size_of(session.first_observation[0]) == (1280, 800)
+
+
+async def test_tools_beside_a_screen_keep_their_names_or_are_refused() -> None:
+    backend = ScreenBackend()
+    backend.tools = (Tool("wait", "A waiting list.", "{}"), COMPUTER, Tool("buy", "", "{}"))
+    spec = open_spec(task=task_json(task_modality="joint"))
+    async with running(backend, screen={"vocabulary": "anthropic"}) as gateway:
+        session = await opened(gateway, spec)
+        assert [*session.tools] == ["wait", "computer", "buy"]
+    async with running(backend, screen={"vocabulary": "cua"}) as gateway:
+        session, _ = await states(gateway, spec)
+    assert "has a tool 'wait' beside its screen" in (session.failure or "")

@@ -46,7 +46,9 @@ class Problem:
         )
         return objective, objective.make_pack_loss(tokens)
 
-    def fused(self, keys: dict[str, Any], chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    def fused(
+        self, keys: dict[str, Any], chunk: int, banned: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         objective, pack = self.pack(keys)
         return fused_policy_loss(
             self.hidden,
@@ -57,14 +59,20 @@ class Problem:
             chunk=chunk,
             coupled=objective.coupled,
             entropy_weights=pack.entropy_weights,
+            banned=banned,
         )
 
-    def naive(self, keys: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute them by the full matrix of logits, with autograd through all of it."""
+    def naive(
+        self, keys: dict[str, Any], kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute them by the full matrix of logits, with autograd through all of it; only the ids
+        in `kept`, by default all, can be sampled."""
         _, pack = self.pack(keys)
         logits = self.hidden @ self.weight.t() / self.temperature[:, None]
-        log_probs = logits.log_softmax(-1)
-        logprobs = log_probs.gather(1, self.targets[:, None]).squeeze(1)
+        kept = torch.arange(VOCAB) if kept is None else kept
+        log_probs = logits[:, kept].log_softmax(-1)
+        places = torch.searchsorted(kept, self.targets)
+        logprobs = log_probs.gather(1, places[:, None]).squeeze(1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         everything = slice(0, TOKENS)
         loss = pack(logprobs, everything).sum()
@@ -100,6 +108,28 @@ def test_equals_the_naive_head_in_float64_with_its_gradients(name: str, chunk: i
     assert all(bool(grad.abs().max() > 1e-3) for grad in grads[0])
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_ids_that_are_never_sampled_are_as_if_they_were_not_there(name: str, chunk: int) -> None:
+    case, keys = problem(), OBJECTIVES[name]
+    banned = torch.tensor([0, 7, VOCAB - 1])
+    kept = torch.tensor([id_ for id_ in range(VOCAB) if id_ not in banned])
+    case.targets = kept[case.targets % len(kept)]
+    fused, naive = case.fused(keys, chunk, banned), case.naive(keys, kept)
+    for ours, theirs in zip(fused, naive, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-12, atol=1e-12)
+    leaves = [case.hidden, case.weight]
+    grads = torch.autograd.grad(fused[0], leaves), torch.autograd.grad(naive[0], leaves)
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert not grads[0][1][banned].any()
+    scored = token_logprobs(
+        *(case.hidden, case.weight, case.targets, case.temperature), chunk=chunk, banned=banned
+    )
+    torch.testing.assert_close(scored, naive[1].detach(), rtol=1e-12, atol=1e-12)
+    assert (fused[1] - case.naive(keys)[1]).abs().max() > 1e-3
 
 
 def test_a_frozen_head_is_spared_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from services.learner.ranks import protocol
 from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks
+from tests.support.pictures import FAMILY, SeeingWorker
 from tests.support.rank_forge import shared_rank_forge
 
 STEPS = 3
@@ -74,7 +75,7 @@ def setup_of(tmp_path: Path, **changes: Any) -> DumpSetup:
     model.mkdir(exist_ok=True)
     words = {f"w{number} ": number for number in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(words, unk_token="w0 ")).save(str(model / "tokenizer.json"))
-    values: dict[str, Any] = {"every": 1, "keep": 20, **changes}
+    values: dict[str, Any] = {"every": 1, "keep": 20, "picture_bytes": 2**20, **changes}
     return DumpSetup(str(tmp_path / "run"), str(model), None, **values)
 
 
@@ -94,10 +95,10 @@ async def run_dumps(
 
 
 async def dumped_run(
-    tmp_path: Path, setup: DumpSetup, *, in_step: bool = False, **changes: Any
+    tmp_path: Path, setup: DumpSetup, *, in_step: bool = False, sees: bool = False, **changes: Any
 ) -> tuple[RunDumps, TellingRanks]:
     """Run a learner with evaluations to its end, its dumps included; `in_step` has each step wait
-    for the dumps of those before it."""
+    for the dumps of those before it. If it `sees`, its attempts show pictures."""
     heldout = write_tasks(tmp_path / "heldout.json", 4, prefix="heldout")
     shm = tmp_path / "shm"
     shm.mkdir(exist_ok=True)
@@ -109,8 +110,12 @@ async def dumped_run(
     }
     async with (
         run_dumps(tmp_path, setup) as dumps,
-        learner(tmp_path, make_config(tmp_path, **values), ranks, dumps=dumps) as running,
-        FakeWorker(running.address).working(),
+        learner(
+            *(tmp_path, make_config(tmp_path, **values), ranks),
+            dumps=dumps,
+            vision=FAMILY if sees else None,
+        ) as running,
+        (SeeingWorker if sees else FakeWorker)(running.address).working(),
     ):
         if in_step:
             ranks.before_step = dumps.finish

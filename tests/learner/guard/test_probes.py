@@ -11,7 +11,7 @@ import numpy as np
 from services.common.domain.policy import PolicyId
 from services.common.spec.spec import PolicyConfig
 from services.learner.guard.mismatch_guard import MismatchGuard
-from services.learner.guard.probes import ProbeResult
+from services.learner.guard.probes import ProbeResult, start_probes
 from services.learner.journal.store import open_journal
 from services.learner.types import ModelInfo
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
@@ -78,3 +78,13 @@ async def test_a_report_that_is_given_up_and_made_again_waits_for_its_first_comp
         assert await again
         assert ranks.most == 1
         await asyncio.gather(given_up, return_exceptions=True)
+
+
+def test_prompts_have_no_id_that_is_never_sampled() -> None:
+    policy = PolicyConfig(model="m", dtype="float32", max_model_len=128)
+    plain = start_probes(policy, 40, 1.0)
+    used = set(np.concatenate([probe.prompt_token_ids for probe in plain]).tolist())
+    banned = sorted(used)[3:7]
+    probes = start_probes(policy, 40, 1.0, banned)
+    assert not np.isin(np.concatenate([p.prompt_token_ids for p in probes]), banned).any()
+    assert [len(p.prompt_token_ids) for p in probes] == [len(p.prompt_token_ids) for p in plain]

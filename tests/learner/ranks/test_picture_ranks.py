@@ -129,6 +129,31 @@ async def test_a_canary_with_its_picture_is_compared_and_a_checkpoint_continued(
     assert again.metrics["policy/loss"] == pytest.approx(loss, abs=TOLERANCE)
 
 
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("shard", [True, False], ids=["split", "whole"])
+async def test_samples_of_an_older_tower_are_compared_under_it(
+    shard: bool, vision_folder: Folders, tmp_path: Path
+) -> None:
+    folder = vision_folder("qwen2_5_vl")
+    family = family_of(folder)
+    async with started(folder, tmp_path, 2, TRAINED, shard=shard) as (ranks, _):
+        before = await ranks.publish_weights(0)
+        await ranks.train_step(picture_batch(family))
+        after = await ranks.publish_weights(1)
+        moved = np.abs(after.canary_logprobs - before.canary_logprobs)
+        assert moved.max() > 1e-3
+        report = EngineReport("w", PolicyId(1, 1), before.canary_logprobs, ())
+        _, evidence = build_evidence(report, before, ())
+        stale = replace(evidence.sequences[0], staleness=1)
+        both = replace(evidence, sequences=(stale, *evidence.sequences))
+        found = await ranks.compare_batch(both, diagnose=True)
+    assert found.versions[0].abs_diff_max < 1e-5
+    assert found.versions[1].abs_diff_max == pytest.approx(moved.max(), abs=1e-5)
+    # It is named as the cause.
+    best = min(found.hypotheses, key=lambda each: each.residual)
+    assert best.setting == "weights" and best.residual < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 async def test_adapters_of_a_split_base_train_on_pictures(

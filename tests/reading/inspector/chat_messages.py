@@ -35,7 +35,7 @@ def record_messages(
         called = [call for each in found[-1:] for call in each.calls]
         for message in read(text, encoding, start, len(found), called):
             own = [each.sha256 for each in media if start <= each.token_offset < start + size]
-            shown = own if message.role == "tool" else ()
+            shown = () if message.role in ("system", "assistant") else own
             found.append(replace(message, media=tuple(shown)))
         start += size
     if found:

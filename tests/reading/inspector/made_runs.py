@@ -1,6 +1,7 @@
 """Runs that the journal's own writer makes: steps, evaluations, and the text of their agents."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,10 @@ from tests.reading.inspector.chat_messages import record_messages
 T = TypeVar("T")
 RUN = "booking-20260101-120000"
 Parts = Sequence[tuple[Author, str]]
-_MARKS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+_MARKS = (
+    *("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
+    *("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
+)
 # One token of 288 characters: with it a text of 10 MB has not millions of them.
 LONG_WORD = "<i>x</i> " * 32
 _CORPUS = (
@@ -78,6 +82,10 @@ class MadeAttempt:
     passed: tuple[str, ...] = ()
     failure: FailureKind | None = None
     media: tuple[Media, ...] = ()
+    # Files of the media that are pictures.
+    files: tuple[bytes, ...] = ()
+    # The tools that the chat template was given, as JSON.
+    tools: bytes = b""
     stop: StopReason = StopReason.DONE
     tool_errors: int = 0
 
@@ -189,7 +197,14 @@ class MadeRun:
                 tool_errors={"tool_error": made.tool_errors} if made.tool_errors else {},
                 open_s=0.1,
             ),
-            facts=Facts(env_key="booking", task_key="", worker_id="worker-0", instance_id="i-7"),
+            facts=Facts(
+                env_key="booking",
+                worker_id="worker-0",
+                instance_id="i-7",
+                tool_schema_digest=hashlib.sha256(made.tools).hexdigest() if made.tools else "",
+            ),
+            tools=made.tools,
+            pictures={hashlib.sha256(data).hexdigest(): data for data in made.files},
         )
 
     def _stats_of(self, keys: Sequence[AttemptKey]) -> Iterable[tuple[Any, SequenceStats]]:

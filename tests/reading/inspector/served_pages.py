@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -98,3 +99,17 @@ def watched_page(browser: Browser, *, scheme: str = "light") -> Generator[Watche
         yield watched
     finally:
         context.close()
+
+
+def serious_violations(page: Page, **options: Any) -> list[str]:
+    """Return what axe finds, if it is serious."""
+    # By the debugger, which no content security policy of the page keeps out.
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE.read_text())
+    given = json.dumps({"resultTypes": ["violations"], **options})
+    result: dict[str, Any] = page.evaluate(f"axe.run({given})")
+    return [
+        f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}"
+        for each in result["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]

@@ -33,6 +33,7 @@ from tests.reading.inspector.served_pages import (
     AXE,
     ServedPages,
     WatchedPage,
+    serious_violations,
     serving,
     watched_page,
 )
@@ -200,19 +201,6 @@ def test_axe_finds_nothing_serious(browser: Browser, served: ServedPages, scheme
                 page.keyboard.press("2")
             found[name] = serious_violations(page, **rules)
     assert found == {name: [] for name in PAGES}
-
-
-def serious_violations(page: Page, **options: Any) -> list[str]:
-    # By the debugger, which no content security policy of the page keeps out.
-    if page.evaluate("typeof axe") == "undefined":
-        page.evaluate(AXE.read_text())
-    given = json.dumps({"resultTypes": ["violations"], **options})
-    result: dict[str, Any] = page.evaluate(f"axe.run({given})")
-    return [
-        f"{each['id']}: {each['nodes'][0]['html']} {each['nodes'][0]['failureSummary']}"
-        for each in result["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 def test_text_of_tokens_keeps_its_contrast_in_every_colour(

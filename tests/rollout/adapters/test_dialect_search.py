@@ -15,9 +15,12 @@ from services.rollout.config.rollout import DialectConfig
 from tests.rollout.dialects.template_corpus import tokenizer_of
 from tests.rollout.dialects.templates import (
     NATIVE_CALLS,
+    PAD,
     STRANGE_CALLS,
     calls_in,
     chatml,
+    seeing,
+    tokenizer_that_sees,
     tokenizer_with,
 )
 
@@ -42,6 +45,16 @@ def test_a_template_is_played_by_the_reader_of_its_calls_and_in_full() -> None:
     assert found.passed == [{"name": "template"}, {"name": "full"}]
     bare = find(tokenizer_with(chatml("")))
     assert bare.passed == [{"name": "full"}]
+
+
+def test_what_shows_no_pictures_does_not_play_a_model_that_sees() -> None:
+    def find_seeing(template: str) -> Found:
+        made = tokenizer_that_sees(template)
+        return find_settings("", made, DialectConfig(), vllm=False, pad=PAD)
+
+    assert find_seeing(seeing()).passed == [{"name": "template"}, {"name": "full"}]
+    assert find_seeing(seeing("tool")).passed == [{"name": "template"}, {"name": "full"}]
+    assert find_seeing(seeing("tool", "user")).passed == []
 
 
 def test_the_other_keys_of_the_spec_stay() -> None:

@@ -54,6 +54,8 @@ class Family:
     hides_tools: bool = False
     # The renderer writes another prompt than this template.
     own_prompt: bool = False
+    # Its pictures are shown, and rehearsed in `test_pictures.py`.
+    sees: bool = False
     # A case, and why its call is a parse error that the policy reads.
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -209,6 +211,7 @@ FAMILIES = (
         _IM_END,
         "qwen3-vl",
         drops_thinking=True,
+        sees=True,
     ),
     Family(
         "Qwen3-Coder",

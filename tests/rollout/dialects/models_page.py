@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from services.common.images.vision_family import FAMILIES as SEEN_TYPES
 from services.common.models.multimodal_models import TRAINED_TYPES
 from tests.rollout.dialects.families import FAMILIES, HIDDEN, REFUSALS, Family
 from tests.rollout.dialects.template_corpus import read_rows
@@ -32,11 +33,14 @@ in `make test`. For 15 families, vLLM's own parsers read the same calls, except 
 traps. Templates and tokenizers come from public packages (`make zoo`).
 
 The column "trained" names the architectures of a family's models that are trained in tests, see
-[below](#trained); "-" means that none is. Policies read text only, whatever else a model could
-read: no column "seen" says yes yet. Models whose files have towers for images or sound are trained
-as text where their `model_type` is one of {trained_types}; of a model's other weights nothing is
-loaded or changed, and an export copies them. `flotilla doctor` and `--check-config` refuse all
-others by their `config.json`, and what is quantized.
+[below](#trained); "-" means that none is. The column "seen" shows which are shown pictures with
+[`[policy.vision]`](running.md#pictures), of the values of `model_type` that have pictures:
+{seen_types}. Qwen2.5-VL's template shows no calls, so `name = "full"` plays it, with its pictures.
+Without that table, models whose files have towers for images or sound are trained as text where
+their `model_type` is one of {trained_types};
+of a model's other weights nothing is loaded or changed, and an export copies them.
+`flotilla doctor` and `--check-config` refuse all others by their `config.json`, and what is
+quantized.
 
 The column `tool_cycle` shows whether `rollout.dialect.retention = "tool_cycle"` is accepted, that
 is, whether the template shows two turns of thinking, call and result as they were played. Otherwise
@@ -133,7 +137,9 @@ def write_page() -> str:
     ]
     return "".join(
         (
-            _HEAD.replace("{trained_types}", ", ".join(f"`{each}`" for each in TRAINED_TYPES)),
+            _HEAD.replace("{trained_types}", _join(TRAINED_TYPES)).replace(
+                "{seen_types}", _join(SEEN_TYPES)
+            ),
             *_table(_COLUMNS, rows),
             f"\n{total}",
             _TAIL,
@@ -186,9 +192,12 @@ def _describe(family: Family) -> tuple[str, ...]:
         "no" if family.drops_thinking else "yes",
         "yes",
         ", ".join(each.name for each in ARCHITECTURES if family.name in each.families) or "-",
-        # Nothing shows images to a policy.
-        "no",
+        "yes" if family.sees else "no",
     )
+
+
+def _join(types: Iterable[str]) -> str:
+    return ", ".join(f"`{each}`" for each in types)
 
 
 def _count_calls(family: Family) -> int:

@@ -86,3 +86,48 @@ CLOSED = _CHATML.replace("CHECK\n", "").replace(
     "{{- '<|im_start|>assistant\\n' }}{%- endif %}",
     "{{- '<|im_start|>assistant\\n' }}{%- else %}{{- '<|endoftext|>' }}{%- endif %}",
 )
+
+# ChatML whose messages may show pictures: put the roles whose pictures are left out in place of
+# BLIND, and what is written before a picture in place of LABEL.
+_SEEING = """\
+{%- set ns = namespace(pictures=0) %}
+{%- for tool in tools or [] %}
+{{- '<|im_start|>system\n' ~ tool | tojson ~ '<|im_end|>\n' }}
+{%- endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- for part in ([message.content] if message.content is string else message.content) %}
+{%- if part is string %}{{- part }}
+{%- elif part.type == 'text' %}{{- part.text }}
+{%- elif message.role not in [BLIND] %}
+{%- set ns.pictures = ns.pictures + 1 %}
+{{- LABEL '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- endif %}
+{%- endfor %}
+CALLS
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+PAD = "<|image_pad|>"
+_VISION_MARKS = ("<|vision_start|>", "<|vision_end|>", PAD, "<|video_pad|>")
+
+
+def seeing(*blind: str, label: str = "") -> str:
+    """ChatML that shows pictures, except in messages of the `blind` roles."""
+    roles = ", ".join(f"'{role}'" for role in blind)
+    made = _SEEING.replace("BLIND", roles).replace("CALLS", NATIVE_CALLS)
+    return made.replace("LABEL", f"{label} ~" if label else "")
+
+
+def tokenizer_that_sees(template: str) -> TransformersTokenizer:
+    """Return a tokenizer with the marks of pictures."""
+    made = tokenizer_with(template).fast
+    marks: list[str | AddedToken] = [AddedToken(mark, special=True) for mark in _VISION_MARKS]
+    made.add_tokens(marks, special_tokens=True)
+    return TransformersTokenizer(made)
+
+
+def vision_ids(tokenizer: TransformersTokenizer) -> tuple[int, int, int, int]:
+    """Return the ids of the marks: start, end, picture, video."""
+    start, end, image, video = (tokenizer.encode(mark)[0] for mark in _VISION_MARKS)
+    return start, end, image, video

@@ -12,7 +12,7 @@ from services.common.domain.token_authors import Author, policy_mask
 from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
+from services.common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.types import ToolResult
 from tests.support.rollout import FakeEnvironment, attempt, runner, tokenizer
@@ -227,8 +227,10 @@ def test_every_limit_of_the_config_reaches_the_attempt() -> None:
         "on_cut": "continue",
     }
     values = {"max_input_length": 1, "max_generate_length": 2, "limits": table}
-    limits = parse_config(RolloutConfig, values, where="test").attempt_limits(9)
+    policy = PolicyConfig(model="m", max_model_len=9, vision=VisionConfig(max_images=3))
+    limits = parse_config(RolloutConfig, values, where="test").attempt_limits(policy)
     assert limits.continue_turns and limits.max_model_len == 9
+    assert limits.max_images == 3
     assert {key: getattr(limits, key) for key in table if key != "on_cut"} == {
         key: value for key, value in table.items() if key != "on_cut"
     }

@@ -33,6 +33,7 @@ from services.common.domain.messages import (
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.domain.trajectory import Trajectory
+from services.common.images.picture import ShownPicture
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
@@ -89,6 +90,7 @@ class ScriptedEngine(FakeEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         turn = self._left.pop(0) if self._left else [self._end]
         ids, rest = turn[:max_tokens], turn[max_tokens:]

@@ -223,7 +223,7 @@ async def test_an_observation_that_reaches_the_window_is_cut_there_and_graded(
     assert (trajectory.counts.turns, trajectory.spans[-1].author) == (1, Author.ENVIRONMENT)
     assert len(trajectory.sequences[0].token_ids) == window
     assert sum(span.length for span in trajectory.spans) == window
-    assert long.parts[0].encode() in environment.episodes[0].grades[0][1], "the verifier reads all"
+    assert long.text.encode() in environment.episodes[0].grades[0][1], "the verifier reads all"
 
 
 async def test_a_prompt_that_reaches_the_window_is_cut_there_and_graded() -> None:

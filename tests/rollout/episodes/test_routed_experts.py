@@ -1,5 +1,6 @@
 """The experts of an attempt's tokens are gathered over its requests: the first answer counts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.token_authors import Author
+from services.common.images.picture import ShownPicture
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.types import Completion, Sampling
@@ -34,9 +36,10 @@ class Naming(FakeEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.requested.append((sampling.experts_from, len(token_ids)))
-        written = await super().generate(token_ids, sampling, max_tokens, timeout_s)
+        written = await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
         computed = len(token_ids) + len(written.token_ids) - 1 - sampling.experts_from
         rows = np.full((computed, 2, 2), len(self.requested), np.uint8)
         return replace(written, experts=None if len(self.requested) == 2 else rows)

@@ -1,6 +1,6 @@
 """A thinking over its budget is ended for the policy, by tokens that are not trained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 import numpy as np
@@ -11,6 +11,7 @@ from transformers import AddedToken
 from services.common.domain.attempts import StopReason
 from services.common.domain.token_authors import Author, policy_mask
 from services.common.domain.trajectory import Trajectory
+from services.common.images.picture import ShownPicture
 from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.tokenizer import TransformersTokenizer
@@ -44,9 +45,10 @@ class GoesOn(FakeEngine):
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.requests.append(max_tokens)
-        return await super().generate(token_ids, sampling, max_tokens, timeout_s)
+        return await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
 
 
 async def play(

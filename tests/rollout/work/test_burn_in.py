@@ -11,14 +11,18 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
+from services.common.images.picture import ShownPicture
+from services.common.images.placeholders import check_places
+from services.common.images.vision_family import VisionFamily
 from services.common.process.process_memory import peak_memory_bytes
 from services.common.rpc.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.config.rollout import RolloutConfig
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.types import Completion, MemoryPeak
-from services.rollout.work.burn_in import BurnIn
+from services.rollout.work.burn_in import BurnIn, end_with_picture
 from tests.support.rollout import POLICY, engine, tokenizer, turns
+from tests.support.vision_family import make_family
 
 FIRST = replace(POLICY, version=0)
 
@@ -30,9 +34,14 @@ class TriedEngine(FakeEngine):
     fails: EngineError | None = None
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.request = (token_ids, max_tokens, timeout_s)
+        self.pictures = pictures
         if self.fails is not None:
             raise self.fails
         return await super().burn_in(token_ids, min(max_tokens, self.reach), timeout_s)
@@ -47,19 +56,23 @@ def config(**changes: Any) -> RolloutConfig:
     )
 
 
-def trial(settled: asyncio.Event, given: RolloutConfig) -> tuple[BurnIn, TriedEngine]:
+def trial(
+    settled: asyncio.Event, given: RolloutConfig, family: VisionFamily | None = None
+) -> tuple[BurnIn, TriedEngine]:
     tried = engine(turns("x"))
     tried.__class__ = TriedEngine
     assert isinstance(tried, TriedEngine)
     tried.policy = FIRST
     lengths, draw = given.burn_in_lengths(64), tokenizer().draw_ordinary
-    return BurnIn(tried, lengths, given.burn_in_hints, draw, settled.wait), tried
+    return BurnIn(tried, lengths, given.burn_in_hints, draw, settled.wait, family), tried
 
 
-async def passed(given: RolloutConfig) -> tuple[BurnIn, TriedEngine]:
+async def passed(
+    given: RolloutConfig, family: VisionFamily | None = None
+) -> tuple[BurnIn, TriedEngine]:
     settled = asyncio.Event()
     settled.set()
-    burn_in, tried = trial(settled, given)
+    burn_in, tried = trial(settled, given, family)
     await burn_in.run_once()
     return burn_in, tried
 
@@ -130,6 +143,33 @@ async def test_one_that_is_switched_off_tries_nothing() -> None:
     assert burn_in.over
     assert not hasattr(tried, "request")
     assert burn_in.metrics == {}
+
+
+async def test_a_policy_that_sees_is_tried_with_a_picture_in_a_prompt_of_the_same_length() -> None:
+    family = make_family((300, 301, 302, 303))
+    _, tried = await passed(config(), family)
+    prompt, pictures = tried.request[0], tried.pictures
+    assert len(prompt) == 48
+    check_places(prompt, [each.place for each in pictures], family)
+    assert [family.count(each.place.grid) for each in pictures] == [36]
+
+
+@pytest.mark.parametrize(
+    ("length", "most_pixels", "tokens"),
+    [
+        *((3, 2**24, []), (4, 2**24, [1]), (6, 2**24, [1]), (7, 2**24, [4])),
+        # A larger one would be scaled down.
+        (500, 32 * 32 * 20, [16]),
+    ],
+)
+def test_the_picture_is_the_largest_for_which_the_prompt_has_room(
+    length: int, most_pixels: int, tokens: list[int]
+) -> None:
+    family = make_family((300, 301, 302, 303), most_pixels)
+    ids, pictures = end_with_picture(np.zeros(length, np.int32), family)
+    assert len(ids) == length
+    check_places(ids, [each.place for each in pictures], family)
+    assert [family.count(each.place.grid) for each in pictures] == tokens
 
 
 async def test_a_death_of_the_engine_names_the_share_of_the_gpu() -> None:

@@ -19,7 +19,8 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.domain.policy import PolicyId
-from services.common.images.picture import ShownPicture
+from services.common.images.made_pictures import noise_picture
+from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import (
     TensorEntry,
@@ -406,3 +407,24 @@ async def test_weights_that_are_sent_are_reported_as_the_engine_took_them(
         it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
         await until(lambda: len(it.learner.reports) == 2)
         assert it.outcomes()[1] == (1, "APPLIED")
+
+
+async def test_the_canary_is_scored_with_its_picture(tmp_path: Path) -> None:
+    seen: list[Sequence[ShownPicture]] = []
+
+    class Seeing(RecordingEngine):
+        async def compute_logprobs(
+            self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+        ) -> NDArray[np.float32]:
+            seen.append(pictures)
+            return await super().compute_logprobs(token_ids, pictures)
+
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.__class__ = Seeing
+        update, noise = publication(tmp_path / "v1", 1), noise_picture()
+        update.canary_pictures.add(data=noise.data, token_offset=3, grid=[1, 4, 6])
+        it.learner.updates.put_nowait(update)
+        await until(lambda: it.learner.reports)
+        assert it.outcomes() == [(1, "APPLIED")]
+    ((shown,),) = seen
+    assert shown == ShownPicture(noise, PlacedPicture(noise.sha256, (1, 4, 6), 3))

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -22,12 +22,14 @@ from services.common.aio.concurrency import run_unless, run_until_first
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author
+from services.common.images.picture import ShownPicture
 from services.common.rpc import rpc
 from services.common.weights.fingerprint import TokenizerDigests
+from services.learner.sampling.tasks import IMAGES as LEARNERS_IMAGES
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from services.rollout.adapters.learner_calls import IMAGES, RunEpoch, WorkerIdentity
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.ports import Dialect, LearnerRefused
 from services.rollout.tokenizer_port import TemplateError
@@ -80,6 +82,7 @@ async def setup(
     seconds: float = 0.0,
     max_attempts: int = 4,
     renew_interval_s: float = 0.1,
+    capabilities: tuple[str, ...] = (),
     **changes: float,
 ) -> AsyncGenerator[WorkerSetup]:
     gateway = gateway or FakeGateway()
@@ -98,7 +101,8 @@ async def setup(
         chosen = dialect()
         attempts = AttemptRunner(fake, environment, tokenizer(), chosen, limits(**changes))
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
-        client = GroupClient(channel, IDENTITY, RunEpoch())
+        identity = replace(IDENTITY, capabilities=capabilities)
+        client = GroupClient(channel, identity, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
         worker = Worker(
             client, attempts, policy, options, settled=settled.wait, waits=waiting.is_set
@@ -128,6 +132,16 @@ async def setup(
 
 def learner_with(*leases: group_pb.Lease, **fields: Any) -> FakeLearner:
     return FakeLearner(leases=list(leases), **fields)
+
+
+@pytest.mark.parametrize("capabilities", [(), (IMAGES,)])
+async def test_a_worker_tells_the_learner_what_it_is_capable_of(
+    capabilities: tuple[str, ...],
+) -> None:
+    async with setup(learner_with(), capabilities=capabilities) as it:
+        await until(lambda: bool(it.learner.polls))
+    assert {tuple(poll.capabilities) for poll in it.learner.polls} == {capabilities}
+    assert LEARNERS_IMAGES == IMAGES
 
 
 async def test_a_leased_group_comes_back_whole() -> None:
@@ -382,7 +396,7 @@ async def test_a_text_too_large_for_an_answer_is_fetched_and_cut() -> None:
         setup(learner_with(), gateway) as it,
         it.environment.open_episode(request) as episode,
     ):
-        (text,) = (await episode.call_tool("look", "{}", 2.0)).parts
+        text = (await episode.call_tool("look", "{}", 2.0)).text
     assert text.startswith("look look")
     assert text.endswith("[cut here: 900000 bytes in all]")
     assert len(text) < 300_000
@@ -502,11 +516,12 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
             sampling: Sampling,
             max_tokens: int,
             timeout_s: float = inf,
+            pictures: Sequence[ShownPicture] = (),
         ) -> Completion:
             if self.faults:
                 self.faults -= 1
                 raise ZeroDivisionError("a fault of ours")
-            return await super().generate(token_ids, sampling, max_tokens, timeout_s)
+            return await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
 
     async with setup(learner_with(lease())) as it:
         it.engine.__class__ = Faulty

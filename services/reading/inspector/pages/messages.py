@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from services.common.episodes.episode_text import EpisodeMessage
+from services.common.images.picture_files import PictureRefused, read_size
+from services.reading.inspector.pages.clicks import Mark, mark_call
 from services.reading.inspector.pages.links import Links
 from services.reading.inspector.pages.visible_text import cut
 from services.reading.inspector.queries.episodes import Episode
@@ -22,6 +24,16 @@ _IMAGES = {
 
 
 @dataclass(frozen=True, slots=True)
+class ShownImage:
+    """A picture of a message: its address, its width and height in pixels (0 if unknown), and what
+    the turns that saw it last did on it."""
+
+    href: str
+    size: tuple[int, int]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ShownMessage:
     """A message of the conversation; `content` is cut by `left_out` characters."""
 
@@ -32,7 +44,7 @@ class ShownMessage:
     # Facts about the policy's turn, as (label, value).
     facts: tuple[tuple[str, str], ...]
     turn: int | None
-    images: tuple[str, ...]
+    images: tuple[ShownImage, ...]
     # Answers that were cut for the policy: (bytes, address; "" if not kept).
     answers: tuple[tuple[int, str], ...]
 
@@ -45,6 +57,7 @@ def shown_messages(links: Links, run_id: str, episode: Episode) -> list[ShownMes
     text, track = episode.sequences[number], episode.tracks[number]
     turns = {turn.message: turn for turn in text.turns}
     sequence = episode.trajectory.sequences[number]
+    marks = _mark_images(episode, number)
     shown: list[ShownMessage] = []
     for index, message in enumerate(text.messages):
         content, left_out = cut(message.content)
@@ -61,7 +74,14 @@ def shown_messages(links: Links, run_id: str, episode: Episode) -> list[ShownMes
                 raw=raw if left_out else "",
                 facts=turn_facts(track, run.start, run.end, turn.timing) if turn else (),
                 turn=turn.number if turn else None,
-                images=tuple(links.media(run_id, episode.row, number, n) for n in images),
+                images=tuple(
+                    ShownImage(
+                        links.media(run_id, episode.row, number, n),
+                        _size_of(sequence.media[n].content),
+                        tuple(marks.get((index, n), ())),
+                    )
+                    for n in images
+                ),
                 answers=tuple(
                     (
                         item.size_bytes,
@@ -74,6 +94,33 @@ def shown_messages(links: Links, run_id: str, episode: Episode) -> list[ShownMes
             )
         )
     return shown
+
+
+def _mark_images(episode: Episode, number: int) -> dict[tuple[int, int], list[Mark]]:
+    """Return what turns did on the picture that they saw last, by the message that shows it and its
+    place among the media."""
+    text, media = episode.sequences[number], episode.trajectory.sequences[number].media
+    turns = {turn.message: turn.number for turn in text.turns}
+    found: dict[tuple[int, int], list[Mark]] = {}
+    seen: tuple[int, int] | None = None
+    size = (0, 0)
+    for index, message in enumerate(text.messages):
+        for call in message.calls if seen and index in turns else ():
+            mark = mark_call(call, episode.tools.get(call.name, ""), turns[index], size)
+            if seen and mark:
+                found.setdefault(seen, []).append(mark)
+        for place in message.media:
+            if any(own := _size_of(media[place].content)):
+                seen, size = (index, place), own
+    return found
+
+
+def _size_of(content: bytes) -> tuple[int, int]:
+    """Return width and height of a picture; zeros for what is none."""
+    try:
+        return read_size(content)
+    except PictureRefused:
+        return 0, 0
 
 
 def raw_text(episode: Episode, sequence: int, part: str) -> str:

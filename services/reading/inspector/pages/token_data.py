@@ -29,6 +29,7 @@ def token_data(track: TokenTrack, texts: Sequence[str]) -> bytes:
     """Return the data of a token view, for as many tokens as there are `texts`.
 
     `words` are the distinct tokens, as id and text, and the first array is the word of each token.
+    `pictures` are the runs of tokens, from one to before another, that each stand for one.
     Arrays without any numbers are left out."""
     count = len(texts)
     parts = [
@@ -46,6 +47,7 @@ def token_data(track: TokenTrack, texts: Sequence[str]) -> bytes:
         "left_out": len(track) - count,
         "parts": parts,
         "runs": _runs(track, count),
+        "pictures": [[start, min(end, count)] for start, end in track.pictures if start < count],
         "words": [[token_id, visible(text)] for token_id, text in words],
         "arrays": list(sent),
     }

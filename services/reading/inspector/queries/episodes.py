@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -11,7 +11,10 @@ from typing import Any
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.trajectory import Media, Trajectory
+from services.common.domain.trajectory import Sequence as Sampled
+from services.common.episodes.episode_rows import message_rows
 from services.common.episodes.episode_text import Decode, SequenceText, read_episode
+from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.token_stats import (
     SequenceKey,
@@ -21,7 +24,12 @@ from services.common.run_folder.token_stats import (
     stats_path,
 )
 from services.common.run_folder.trajectory_codec import outcome_fields
-from services.common.run_folder.trajectory_tables import trajectories_of, trajectory_of
+from services.common.run_folder.trajectory_tables import (
+    tools_of,
+    trajectories_of,
+    trajectory_of,
+)
+from services.common.text.parsing import as_object
 from services.reading.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
 from services.reading.inspector.queries.run_folders import NotFoundError, read_journal
 from services.reading.inspector.queries.token_tracks import TokenTrack, make_track
@@ -54,6 +62,8 @@ class Episode:
     tracks: tuple[TokenTrack, ...]
     tokenizer: RunTokenizer
     pruned: bool
+    # Descriptions of the tools that the chat template was given, by name.
+    tools: Mapping[str, str]
 
     def texts_of(self, sequence: int, start: int, end: int) -> list[str]:
         """Return the texts of tokens [start, end) of a sequence."""
@@ -97,7 +107,8 @@ class EpisodeShelf:
             if known := self._find(key, group, pruned):
                 return known
             trajectory = _load(db, key)
-        episode = self._build(row, group, trajectory, pruned)
+            tools = _describe_tools(tools_of(db, trajectory.facts.tool_schema_digest))
+        episode = self._build(row, group, trajectory, tools, pruned)
         with self._lock:
             self._episodes[key] = episode
         return episode
@@ -109,11 +120,11 @@ class EpisodeShelf:
         if not trajectories or not trajectories[0].sequences:
             return None
         [trajectory] = trajectories
-        messages = read_episode(trajectory, self._tokenizer.decode).messages
+        episode = read_episode(trajectory, self._tokenizer.decode)
         return {
             **outcome_fields(trajectory),
             "stop_reason": str(trajectory.end_reason),
-            "messages": [message.to_json() for message in messages],
+            "messages": message_rows(episode, trajectory),
         }
 
     def _find(self, key: AttemptKey, group: GroupRow, pruned: bool) -> Episode | None:
@@ -122,7 +133,14 @@ class EpisodeShelf:
             known = self._episodes.get(key)
         return known if known and (known.group, known.pruned) == (group, pruned) else None
 
-    def _build(self, row: TryRow, group: GroupRow, trajectory: Trajectory, pruned: bool) -> Episode:
+    def _build(
+        self,
+        row: TryRow,
+        group: GroupRow,
+        trajectory: Trajectory,
+        tools: Mapping[str, str],
+        pruned: bool,
+    ) -> Episode:
         tokenizer = self._tokenizer
         sequences = read_episode(trajectory, tokenizer.decode).sequences
         key = trajectory.key
@@ -133,7 +151,7 @@ class EpisodeShelf:
             why = note or ("" if found else row.unused or "the step did not use it")
             tracks.append(make_track(sequence, found, why))
         return Episode(
-            *(row, group, trajectory, sequences, tuple(tracks), tokenizer), pruned=pruned
+            *(row, group, trajectory, sequences, tuple(tracks), tokenizer, pruned), tools=tools
         )
 
     def _stats_of(self, group: GroupRow) -> tuple[Mapping[SequenceKey, SequenceStats], str]:
@@ -180,8 +198,28 @@ def _is_pruned(db: sqlite3.Connection, key: AttemptKey) -> bool:
 
 def _load(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
     try:
-        return trajectory_of(db, key)
+        found = trajectory_of(db, key)
     except DamagedRecordError as error:
         raise NotFoundError(
             "The journal's record of this attempt is damaged: it differs from what was written."
         ) from error
+    shown = tuple(_with_files(db, key.group_id, each) for each in found.sequences)
+    return replace(found, sequences=shown)
+
+
+def _with_files(db: sqlite3.Connection, group_id: str, sequence: Sampled) -> Sampled:
+    """Return a sequence whose pictures hold their files; damaged ones stay without."""
+    media = tuple(
+        replace(item, content=picture_of(db, group_id, item.sha256) or b"")
+        if item in sequence.pictures
+        else item
+        for item in sequence.media
+    )
+    return replace(sequence, media=media)
+
+
+def _describe_tools(tools: bytes) -> dict[str, str]:
+    """Return the descriptions in a JSON array of function schemas, as the learner accepts it."""
+    rows = json.loads(tools) if tools else []
+    functions = [as_object(as_object(row).get("function")) for row in rows]
+    return {str(each.get("name")): str(each.get("description", "")) for each in functions}

@@ -1,6 +1,6 @@
 """Token tracks: every token of a sequence with all its known values, as parallel arrays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,8 @@ class TokenTrack:
     epochs: NDArray[np.int32]
     temperatures: NDArray[np.float32]
     parts: tuple[TrackPart, ...]
+    # Tokens [start, end) that stand for each picture.
+    pictures: tuple[tuple[int, int], ...]
     # Reason why the trainer's values are missing, or why it did not train on this; else "".
     note: str
 
@@ -84,6 +86,7 @@ def make_track(sequence: TokenSequence, stats: SequenceStats | None, note: str) 
             lengths,
         ),
         parts=split_parts(spans),
+        pictures=tuple(_picture_runs(sequence)),
         note=note or (stats.why_not if stats else ""),
     )
 
@@ -103,6 +106,14 @@ def split_parts(spans: Sequence[Span]) -> tuple[TrackPart, ...]:
             parts.append(TrackPart(start, span.length, span.author, turn))
         start += span.length
     return tuple(parts)
+
+
+def _picture_runs(sequence: TokenSequence) -> Iterator[tuple[int, int]]:
+    ids, count = sequence.token_ids, len(sequence.token_ids)
+    for start in (item.token_offset for item in sequence.pictures):
+        if start < count:
+            others = np.flatnonzero(ids[start:] != ids[start])
+            yield start, start + int(others[0]) if len(others) else count
 
 
 def _mask_codes(mask: NDArray[np.bool_], stats: SequenceStats | None) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from environments.reference_policies import plan_calls
 from environments.tasks import make_task
 from services.common.domain.attempts import ToolOutcome
 from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import Text
+from services.env_gateway.ports import Media, Text
 from tests.support.fake_gateway import open_spec, opened, states
 from tests.support.grading_gateway import ENV_KEYS, embedded_gateway, reward_of
 
@@ -31,6 +31,19 @@ async def test_a_tool_that_refuses_gives_the_policy_the_reason() -> None:
         answer, _ = await gateway.call_tool(session, 0, name, '{"nonsense": 1}', 5.0)
         assert answer.outcome is ToolOutcome.TOOL_ERROR
         assert isinstance(answer.parts[0], Text) and answer.parts[0].text
+
+
+async def test_an_app_that_is_used_by_its_screen_is_seen_and_graded() -> None:
+    async with embedded_gateway() as gateway:
+        task = make_task("screen", "train", 0)
+        session = await opened(gateway, open_spec(task=json.dumps(task)))
+        look = '{"action": "screenshot"}'
+        answer, _ = await gateway.call_tool(session, 0, "computer", look, 5.0)
+        [shown] = answer.parts
+        assert isinstance(shown, Media)
+        assert (shown.mime, shown.width, shown.height) == ("image/png", 128, 128)
+        assert await reward_of(gateway, task, act=True, attempt=1) == 1.0
+        assert await reward_of(gateway, task, act=False, attempt=2) == 0.0
 
 
 async def test_data_that_does_not_exist_fails_the_open_at_once() -> None:

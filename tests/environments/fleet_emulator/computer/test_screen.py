@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from environments.api import ToolError, open_instance
+from environments.api import Picture, ToolError, open_instance
 from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH, Element
 from environments.fleet_emulator.computer.screen import Screen
 from environments.fleet_emulator.computer.tool import Computer
@@ -212,3 +212,13 @@ def test_a_lease_ends_by_itself(http: httpx.Client) -> None:
     lease = http.post("/v1/browser", json={"ttl_seconds": 6}).json()
     time.sleep(0.15)
     assert http.get(f"/v1/browser/{lease['lease_id']}").status_code == 404
+
+
+def test_an_app_that_draws_its_own_screens_has_one_computer(http: httpx.Client) -> None:
+    root = created(http, env_key="screen", data_key="heldout-000002")["urls"]["root"]
+    listed = rpc(http, f"{root}api/v1/mcp", "tools/list").json()["result"]["tools"]
+    assert [tool["name"] for tool in listed] == ["computer"]
+    shown = call_tool(http, root, "computer", {"action": "screenshot"}, "api/v1/mcp").json()
+    [picture] = shown["result"]["content"]
+    own = open_instance("screen", "heldout-000002").call("computer", {"action": "screenshot"})
+    assert Picture(base64.b64decode(picture["data"])) == own

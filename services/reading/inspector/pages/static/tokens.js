@@ -24,6 +24,10 @@
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
     const { count, words } = head;
     const found = { count, parts: head.parts, runs: head.runs, left_out: head.left_out };
+    // A picture's first token stands for all of its run: `first` of each token, `ends` of those.
+    found.first = Int32Array.from({ length: count }, (_, i) => i);
+    found.ends = new Map(head.pictures);
+    for (const [start, end] of head.pictures) found.first.fill(start, start, end);
     found.words = new Int32Array(buffer, 4 + length, count);
     found.ids = words.map((word) => word[0]);
     found.texts = words.map((word) => word[1]);
@@ -100,7 +104,8 @@
       let begin = start;
       for (let i = start; i < start + length; i++) {
         const long = i - begin >= MOST_CHUNK || (i - begin >= LEAST_CHUNK && textOf(i).includes("\n"));
-        if (long || i === start + length - 1) {
+        const within = i + 1 < data.count && data.first[i + 1] <= i;
+        if ((long && !within) || i === start + length - 1) {
           found.push({ begin, end: i + 1, part, node: null, made: false });
           begin = i + 1;
         }
@@ -113,7 +118,8 @@
   function heightOf(chunk, columns) {
     let lines = 1, column = 0;
     for (let i = chunk.begin; i < chunk.end; i++) {
-      const text = textOf(i), end = text.lastIndexOf("\n");
+      if (data.first[i] !== i) continue;
+      const text = shownText(i), end = text.lastIndexOf("\n");
       column += text.length;
       if (end >= 0) {
         lines += 1 + Math.floor(column / columns);
@@ -157,8 +163,9 @@
     chunk.made = true;
     const fragment = document.createDocumentFragment();
     for (let i = chunk.begin; i < chunk.end; i++) {
+      if (data.first[i] !== i) continue;
       const span = document.createElement("span");
-      span.className = "t";
+      span.className = data.ends.has(i) ? "t picture" : "t";
       span.dataset.i = i;
       span.dataset.b = BINS[colour](i);
       span.textContent = shownText(i);
@@ -170,7 +177,8 @@
   }
 
   // A token may end within a character: its text belongs to the token that completes it.
-  const shownText = (i) => textOf(i) === "" ? "·" : textOf(i).replaceAll("\n", "↵\n");
+  const shownText = (i) => data.ends.has(i) ? "picture, " + (data.ends.get(i) - i).toLocaleString("en") + " tokens"
+    : textOf(i) === "" ? "·" : textOf(i).replaceAll("\n", "↵\n");
   const chunkOf = (i) => {
     let low = 0, high = chunks.length - 1;
     while (low < high) {
@@ -182,7 +190,7 @@
   function spanOf(i) {
     const chunk = chunkOf(i);
     make(chunk);
-    return chunk.node.children[i - chunk.begin];
+    return chunk.node.querySelector(`[data-i="${data.first[i]}"]`);
   }
 
   function paint(name) {
@@ -191,7 +199,7 @@
     for (const button of view.querySelectorAll("[data-colour]"))
       if (button.tagName === "BUTTON") button.setAttribute("aria-pressed", button.dataset.colour === name);
     for (const chunk of chunks)
-      if (chunk.made) for (let i = chunk.begin; i < chunk.end; i++) chunk.node.children[i - chunk.begin].dataset.b = BINS[name](i);
+      if (chunk.made) for (const span of chunk.node.children) span.dataset.b = BINS[name](Number(span.dataset.i));
     legend.replaceChildren(...LEGENDS[name]().map(([bin, text]) => {
       const item = document.createElement("li"), swatch = document.createElement("span");
       swatch.dataset.b = bin;
@@ -289,7 +297,8 @@
     if (!by || !here || !track.contains(here)) return;
     event.preventDefault();
     if (here.classList.contains("t")) {
-      focusToken(Math.min(Math.max(Number(here.dataset.i) + by, 0), data.count - 1));
+      const i = Number(here.dataset.i), from = by > 0 ? (data.ends.get(i) ?? i + 1) - 1 : i;
+      focusToken(Math.min(Math.max(from + by, 0), data.count - 1));
     } else {
       const part = [...track.children].indexOf(here.closest(".passage"));
       focusToken(data.parts[Math.max(part, 0)][0]);
