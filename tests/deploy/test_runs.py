@@ -6,14 +6,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.cli.app import app
+from services.launcher.cli.plan_memory import describe_memory
 from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.run_spec import RunSpec, parse_spec
+from services.launcher.doctor.memory_estimate import GIB
+from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
 from tests.launcher.doctor.test_vision_size import QWEN3_VL_8B, folder_of
 from tests.support.repository import ROOT
 
@@ -106,21 +106,18 @@ def test_no_spec_says_that_it_does_not_train() -> None:
         assert not re.search("VISION|NOT TRAIN", path.read_text()), path.name
 
 
-@pytest.mark.parametrize("gpus", ["5x80GB", "5x141GB"])
-def test_the_vision_run_is_planned_on_gpus_of_these_sizes(tmp_path: Path, gpus: str) -> None:
+@pytest.mark.parametrize("gib", [80, 141])
+async def test_the_vision_run_fits_gpus_of_these_sizes(tmp_path: Path, gib: int) -> None:
     model = folder_of(tmp_path, QWEN3_VL_8B)
-    path = ROOT / "deploy/runs/vl-8b.toml"
-    options = ["--gpus", gpus, f"--policy.model={model}", "--launcher.backend=local"]
-    planned = CliRunner().invoke(app, ["plan", str(path), *options])
-    assert planned.exit_code == 0, planned.output
-    assert "8.77 B parameters" in planned.output
-    assert "for pictures" in planned.output
+    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
+    lines = await describe_memory(planned, tmp_path, (gib * GIB,) * 5)
+    assert len(lines) == 1, lines
+    assert "8.77 B parameters" in lines[0]
+    assert "2.3 GiB for pictures" in lines[0]
 
 
-def test_the_vision_run_is_refused_on_gpus_that_are_too_small(tmp_path: Path) -> None:
+async def test_the_vision_run_is_refused_on_gpus_that_are_too_small(tmp_path: Path) -> None:
     model = folder_of(tmp_path, QWEN3_VL_8B)
-    path = ROOT / "deploy/runs/vl-8b.toml"
-    options = ["--gpus", "5x24GB", f"--policy.model={model}", "--launcher.backend=local"]
-    planned = CliRunner().invoke(app, ["plan", str(path), *options])
-    assert planned.exit_code != 0
-    assert "leaves" in planned.output and "beside 16.3 GiB of weights" in planned.output
+    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
+    with pytest.raises(BadSpecError, match=r"for KV beside 16\.3 GiB of weights"):
+        await describe_memory(planned, tmp_path, (20 * GIB,) * 5)

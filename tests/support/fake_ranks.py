@@ -78,6 +78,7 @@ class FakeRanks:
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         tokens: dict[int, int] = {}
         for sequence in batch.sequences:
+            assert all(place.sha256 in batch.pictures for place in sequence.pictures)
             version = batch.step - 1 - sequence.staleness
             tokens[version] = tokens.get(version, 0) + int(sequence.policy_mask.sum())
         off = self.abs_diff

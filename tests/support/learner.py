@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -150,8 +150,13 @@ class Submission:
 
     @property
     def content_digest(self) -> bytes:
-        hashes = [[m.sha256 for m in s.media if "image/" in m.mime] for s in self.header.sequences]
-        arrays = zip(self.token_ids, self.logprobs, map(b"".join, hashes), strict=True)
+        # A spoiled header may have other sequences than there are arrays.
+        headers = zip_longest(self.header.sequences[: len(self.token_ids)], self.token_ids)
+        shown = [
+            b"".join(m.sha256 for m in each.media if "image/" in m.mime) if each else b""
+            for each, _ in headers
+        ]
+        arrays = zip(self.token_ids, self.logprobs, shown, strict=True)
         return xxhash.xxh3_128_digest(b"".join(chain.from_iterable(arrays)))
 
     async def parts(self) -> AsyncIterator[pb.SubmitTrajectoryRequest]:

@@ -39,14 +39,17 @@ def draw_picture(seed: int, width: int = 24, height: int = 16, kind: str = "PNG"
 
 
 def showing(
-    made: Submission, pictures: Sequence[Picture], sent: Sequence[Picture] | None = None
+    made: Submission,
+    pictures: Sequence[Picture],
+    sent: Sequence[Picture] | None = None,
+    family: VisionFamily = FAMILY,
 ) -> Submission:
     """Show pictures in a graded submission: the first in its prompt, the others in its observation.
     By default all of them are sent, each once."""
     (sequence,), (old,) = made.header.sequences, made.token_ids
     ids = np.frombuffer(old, "<i4") % FAMILY.vision_start
     prompt, policy, observation, rest = np.split(ids, np.cumsum(sequence.spans.lengths)[:-1])
-    runs = [_run_of(picture) for picture in pictures]
+    runs = [_run_of(picture, family) for picture in pictures]
     parts = [prompt, *runs[:1], policy, observation, *runs[1:], rest]
     shown = [parts[1], *parts[4:-1]]
     starts = np.cumsum([0, *map(len, parts)])
@@ -55,7 +58,8 @@ def showing(
     sequence.spans.lengths[2] += sum(map(len, parts[4:-1]))
     sequence.token_count = int(starts[-1])
     sequence.media.extend(
-        _reference(picture, offset) for picture, offset in zip(pictures, offsets, strict=True)
+        _reference(picture, offset, family)
+        for picture, offset in zip(pictures, offsets, strict=True)
     )
     files = {each.sha256: each for each in (pictures if sent is None else sent)}
     made.header.pictures.extend(
@@ -67,18 +71,20 @@ def showing(
     return made
 
 
-def _run_of(picture: Picture) -> np.ndarray:
-    count = FAMILY.count(FAMILY.grid(picture.width, picture.height))
-    return np.array([FAMILY.vision_start, *[FAMILY.image_pad] * count, FAMILY.vision_end])
+def _run_of(picture: Picture, family: VisionFamily) -> np.ndarray:
+    count = family.count(family.grid(picture.width, picture.height))
+    return np.array([family.vision_start, *[family.image_pad] * count, family.vision_end])
 
 
-def _reference(picture: Picture, offset: int) -> trajectory_pb2.MediaReference:
+def _reference(
+    picture: Picture, offset: int, family: VisionFamily
+) -> trajectory_pb2.MediaReference:
     return trajectory_pb2.MediaReference(
         sha256=bytes.fromhex(picture.sha256),
         mime=picture.mime,
-        grid=FAMILY.grid(picture.width, picture.height),
+        grid=family.grid(picture.width, picture.height),
         token_offset=offset,
-        processor_digest=bytes.fromhex(FAMILY.processor_digest),
+        processor_digest=bytes.fromhex(family.processor_digest),
         size_bytes=len(picture.data),
     )
 
@@ -86,8 +92,13 @@ def _reference(picture: Picture, offset: int) -> trajectory_pb2.MediaReference:
 class SeeingWorker(FakeWorker):
     """Sees a picture that its whole group is shown, and another one in each attempt."""
 
+    def __init__(self, address: str, family: VisionFamily = FAMILY) -> None:
+        super().__init__(address)
+        self._family = family
+
     def show(self, lease: pb.Lease, attempt: pb.LeasedAttempt, made: Submission) -> Submission:
-        return showing(made, [first_picture(lease.group_id), draw_picture(attempt.seed, 8, 8)])
+        pictures = [first_picture(lease.group_id), draw_picture(attempt.seed, 8, 8)]
+        return showing(made, pictures, family=self._family)
 
 
 def first_picture(group_id: str) -> Picture:

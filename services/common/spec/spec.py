@@ -41,7 +41,7 @@ class VisionConfig(ConfigModel):
     # What projects the tower's features into the text's embeddings (the merger).
     projector: Literal["frozen", "trained"] = "frozen"
     # Pictures of one conversation; another one ends the attempt.
-    max_images: int = Field(default=32, ge=1, le=4096)
+    max_images: int = Field(default=32, ge=1, le=3072)
     # Bounds within which a picture is scaled, in place of those of the model's own processor.
     min_pixels: int | None = Field(default=None, ge=1, le=2**28)
     max_pixels: int | None = Field(default=None, ge=1, le=2**28)

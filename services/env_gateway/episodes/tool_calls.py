@@ -27,7 +27,7 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tools.call_retries import RetryBudget, decide_retry
 from services.env_gateway.tools.offered_screen import ScreenCall
-from services.env_gateway.tools.spoken_screen import Step
+from services.env_gateway.tools.spoken_screen import ScreenStep
 from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER, parse_final_answer
 
 _LOG = get_logger(__name__)
@@ -43,7 +43,7 @@ class _PendingCall:
 
     session: Session
     made: PolicyCall
-    steps: Sequence[Step]
+    steps: Sequence[ScreenStep]
     until: float
     place: int = 0
     attempts: int = 0
@@ -52,7 +52,7 @@ class _PendingCall:
     unknown: bool = False
 
     @property
-    def step(self) -> Step:
+    def step(self) -> ScreenStep:
         return self.steps[self.place]
 
     @property
@@ -275,7 +275,7 @@ def _plan_call(session: Session, tool: Tool, arguments: Mapping[str, Any]) -> Sc
     screen = session.screen
     if screen is not None and screen.offered.get(tool.name) is tool:
         return screen.plan_call(tool.name, arguments)
-    return ScreenCall((Step(tool, arguments),))
+    return ScreenCall((ScreenStep(tool, arguments),))
 
 
 def _record_submission(session: Session, answer: str) -> CallAnswer:

@@ -20,8 +20,8 @@ from services.env_gateway.tools.action_vocabularies import VOCABULARIES
 from services.env_gateway.tools.offered_screen import ForeignScreen, ScreenCall, add_done, is_done
 from services.env_gateway.tools.screen_actions import LOOKS, ScreenAction, Units
 from services.env_gateway.tools.spoken_screen import (
+    ScreenStep,
     SpokenScreen,
-    Step,
     find_screen_tools,
     find_vocabulary,
 )
@@ -93,7 +93,7 @@ class Screen:
         self.offered: Mapping[str, Tool] = {tool.name: tool for tool in listed}
 
     @property
-    def look(self) -> Step | None:
+    def look(self) -> ScreenStep | None:
         """The environment's call that shows the screen, if it has one."""
         steps = self._spoken.find_steps(ScreenAction("screenshot"))
         return steps[0] if steps else None
@@ -119,7 +119,7 @@ class Screen:
         converted = self._spoken.convert_points(arguments, self.units)
         verb = self._vocabulary.find_verb(name, arguments)
         looks = verb is not None and verb.kind in LOOKS
-        return ScreenCall((Step(self.own[name], converted, looks),))
+        return ScreenCall((ScreenStep(self.own[name], converted, looks),))
 
     async def convert_parts(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Convert an answer's pictures to the policy's size, and its positions to the policy's

@@ -10,7 +10,7 @@ from services.common.tasks.task_format import TaskError
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.action_vocabularies import COMPUTER, DONE, Verb, Vocabulary
 from services.env_gateway.tools.screen_actions import LOOKS, ScreenAction, Units
-from services.env_gateway.tools.spoken_screen import SpokenScreen, Step
+from services.env_gateway.tools.spoken_screen import ScreenStep, SpokenScreen
 
 _DONE_TOOL = Tool(DONE, "Ends the episode. Call it once, when you are done.", '{"type": "object"}')
 _KINDS = {
@@ -37,7 +37,7 @@ _EXAMPLES: Mapping[str, Any] = {"keys": ("a",), "text": "a", "scroll": (0, 1)}
 class ScreenCall:
     """What a policy's call means: calls of the environment, or that the policy is done."""
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[ScreenStep] = ()
     done: bool = False
 
 
@@ -68,7 +68,7 @@ class ForeignScreen:
         text = "\n".join(("Uses the screen with mouse and keyboard. " + place, *lines))
         return [Tool(COMPUTER, text, json.dumps(schema))]
 
-    def plan_call(self, name: str, arguments: Mapping[str, Any]) -> Sequence[Step]:
+    def plan_call(self, name: str, arguments: Mapping[str, Any]) -> Sequence[ScreenStep]:
         """Return the environment's calls for one of the policy. Raises TaskError."""
         verb = self._vocabulary.find_verb(name, arguments)
         if verb is None or verb not in self.verbs:

@@ -22,7 +22,7 @@ _CUA_SIGNS = ("computer_screenshot", "mouse_click")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScreenStep:
     """One call of an environment's tool. `looks`: it changes nothing."""
 
     tool: Tool
@@ -64,7 +64,7 @@ class SpokenScreen:
         listed = _choices(_properties(tool), self.vocabulary.verb_key)
         return tool if verb.name in listed or not listed else None
 
-    def plan_steps(self, action: ScreenAction) -> tuple[Step, ...]:
+    def plan_steps(self, action: ScreenAction) -> tuple[ScreenStep, ...]:
         """Return the calls that do an action. Raises TaskError if none do."""
         steps = self.find_steps(action)
         if steps is None:
@@ -73,19 +73,19 @@ class SpokenScreen:
             raise TaskError(f"the environment's screen cannot do: {kind}{said and f' ({said})'}")
         return steps
 
-    def find_steps(self, action: ScreenAction) -> tuple[Step, ...] | None:
+    def find_steps(self, action: ScreenAction) -> tuple[ScreenStep, ...] | None:
         """Return the calls that do an action: one, or as few as those of simpler actions are."""
         for verb in self.vocabulary.verbs:
             if verb.name in self._verbs and (step := self._write_step(verb, action)):
                 return (step,)
-        ways: list[tuple[Step, ...]] = []
+        ways: list[tuple[ScreenStep, ...]] = []
         for way in _simplify_action(action):
             parts = [self.find_steps(simpler) for simpler in way]
             if None not in parts:
                 ways.append(tuple(step for part in parts if part for step in part))
         return min(ways, key=len, default=None)
 
-    def _write_step(self, verb: Verb, action: ScreenAction) -> Step | None:
+    def _write_step(self, verb: Verb, action: ScreenAction) -> ScreenStep | None:
         """Return the call of a verb that does exactly this action, if it can."""
         if verb.kind != action.kind:
             return None
@@ -106,7 +106,7 @@ class SpokenScreen:
                 untold -= {*argument.fields}
         chosen = {name: _choices(declared, name) for name in arguments}
         known = all(arguments[name] in values for name, values in chosen.items() if values)
-        return Step(tool, arguments, action.kind in LOOKS) if known and not untold else None
+        return ScreenStep(tool, arguments, action.kind in LOOKS) if known and not untold else None
 
     def convert_points(self, arguments: Mapping[str, Any], units: Units) -> dict[str, Any]:
         """Return a call in this vocabulary with its points in this screen's units, of `units`.

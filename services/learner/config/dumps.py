@@ -18,6 +18,6 @@ class DumpsConfig(ConfigModel):
     keep: Count = 20
     # Bytes of pictures that are written for one step or evaluation; further ones stay in the
     # journal alone.
-    picture_bytes: int = Field(default=256 * 2**20, ge=0, le=2**40)
+    picture_bytes: int = Field(default=256 * 2**20, ge=2**20, le=2**40)
     # Also upload the files if `learner.checkpoint.remote` names a store.
     remote: bool = True

@@ -31,6 +31,7 @@ class TrainingServiceConfig(ServiceConfig):
             "learner.rank.compile": rank.compile,
             "learner.rank.offload_optimizer": rank.offload_optimizer,
             "policy.routing_replay": shared.policy.routing_replay != "off",
+            "policy.vision": shared.policy.vision is not None,
         }
         if named := [key for key, is_set in unserved.items() if is_set]:
             raise ConfigError(

@@ -174,10 +174,11 @@ def make_train_sequence(
         staleness=staleness,
         stop_reason=attempt.stop_reason or StopReason.DONE,
         experts=sequence.experts,
-        pictures=tuple(_place_of(item) for item in sequence.pictures),
+        pictures=tuple(place_of(item) for item in sequence.pictures),
     )
 
 
-def _place_of(item: Media) -> PlacedPicture:
+def place_of(item: Media) -> PlacedPicture:
+    """Return where a sequence shows a picture."""
     frames, high, wide = item.grid
     return PlacedPicture(item.sha256, (frames, high, wide), item.token_offset)

@@ -3,6 +3,7 @@ query."""
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 from services.common.domain.attempts import Purpose
@@ -81,7 +82,9 @@ def _row_to_stored_group(db: sqlite3.Connection, row: tuple[Any, ...]) -> Stored
     sql = "SELECT attempt_index, try, dropped FROM trajectories WHERE group_id = ?"
     dropped = {(n, m): why for n, m, why in db.execute(sql, (spec.group_id,))}
     found, damaged = whole_trajectories_of(db, keys_of(db, spec.group_id))
-    tries = [(t, dropped[t.key.attempt_index, t.key.attempt_try]) for t in found]
+    # Pictures were compared with their hashes; all waiting groups' would fill the memory.
+    bare = [replace(t, pictures={}) for t in found]
+    tries = [(t, dropped[t.key.attempt_index, t.key.attempt_try]) for t in bare]
     return StoredGroup(spec, bool(leased), lease, tuple(tries), tuple(damaged))
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.common.aio.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.rollout.adapters.engine_slots import EngineSlots
 from services.rollout.ports import Engine, EngineDead, EngineError, TransportFailed, WeightsTorn
 from services.rollout.types import OUT_OF_TIME, Completion, MemoryPeak, Publication, Sampling
@@ -39,6 +40,7 @@ class EngineGroup:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout_s
@@ -46,7 +48,9 @@ class EngineGroup:
             if index is None:
                 return OUT_OF_TIME
             left = ends - loop.time()
-            return await self._engines[index].generate(token_ids, sampling, max_tokens, left)
+            return await self._engines[index].generate(
+                token_ids, sampling, max_tokens, left, pictures
+            )
 
     async def load_weights(self, publication: Publication, path: Path) -> None:
         await asyncio.gather(*(each.load_weights(publication, path) for each in self._engines))
@@ -62,11 +66,15 @@ class EngineGroup:
         if failed:
             raise max(failed, key=_severity)
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         """Score with every engine: a canary of one of them is no evidence about the others.
 
         Raises EngineError if they differ, which means that they hold different weights."""
-        scored = await asyncio.gather(*(each.compute_logprobs(token_ids) for each in self._engines))
+        scored = await asyncio.gather(
+            *(each.compute_logprobs(token_ids, pictures) for each in self._engines)
+        )
         for index, logprobs in enumerate(scored):
             off = float(np.abs(logprobs - scored[0]).max(initial=0.0))
             if not off <= self._tolerance:
@@ -77,10 +85,14 @@ class EngineGroup:
         return scored[0]
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         """Try all engines at once, because they share a machine; return the shortest answer."""
-        tried = [each.burn_in(token_ids, max_tokens, timeout_s) for each in self._engines]
+        tried = [each.burn_in(token_ids, max_tokens, timeout_s, pictures) for each in self._engines]
         return min(await asyncio.gather(*tried), key=lambda answer: len(answer.token_ids))
 
     async def measure_memory(self) -> Sequence[MemoryPeak]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from services.common.adapters.tinker_service import Trouble, classify, describe, find_silence
 from services.common.aio.concurrency import cancel_tasks
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.common.rpc.deadlines import loop_time
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import TinkerConfig
@@ -65,7 +66,7 @@ class TinkerEngine:
 
     A request is answered by the weights that were served when it began, to its end. While the
     service answers nobody, requests wait within their own time, and the engine lives on for
-    `policy.tinker.patience_s`."""
+    `policy.tinker.patience_s`. Requests have no pictures: `policy.vision` is refused."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class TinkerEngine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         """Sample one policy turn. A request whose time is over is cancelled at the service, which
         gives out no parts of answers: its turn has no tokens. Raises RequestAborted if the service
@@ -138,7 +140,9 @@ class TinkerEngine:
         seed = derive_seed(sampling, length) if self._seeded else None
         return seed and seed % SEEDS
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         prompt = tinker.ModelInput.from_ints(token_ids.tolist())
         found = await self._ask(self._find_served(), lambda one: one.compute_logprobs(prompt))
         # One token is sampled too, and nothing comes before the first.
@@ -150,7 +154,11 @@ class TinkerEngine:
         return np.minimum(logprobs, np.float32(0.0))
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         """Sample like a turn, which may end before `max_tokens`: there is no memory to test. Its
         time does not run while the service answers nobody."""

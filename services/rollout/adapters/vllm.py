@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.aio.concurrency import running_tasks, wait_for_any
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.common.rpc.deadlines import loop_time
 from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_machines import EngineMachines
@@ -28,6 +29,7 @@ from services.rollout.adapters.vllm_answers import check_completion, sampled_log
 from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_file_copies import file_on_machines
 from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_pictures import EnginePictures, load_pictures, read_pictures
 from services.rollout.adapters.vllm_process import close_llm, start_llm
 from services.rollout.adapters.vllm_receiving import WeightTransfers
 from services.rollout.adapters.vllm_requests import run_request
@@ -76,14 +78,17 @@ class VllmEngine:
         experts: EngineExperts | None = None,
         adapted: bool = False,
         machines: EngineMachines | None = None,
+        pictures: EnginePictures | None = None,
     ) -> None:
         """Build the engine; with `experts` it reports the ones that the model chose, and if
-        `adapted` it receives adapters only. With `machines` its workers are on several."""
+        `adapted` it receives adapters only. With `machines` its workers are on several. Without
+        `pictures` it is shown none."""
         self._llm = llm
         self._transfers = WeightTransfers(llm)
         self._experts = experts
         self._adapter = make_adapter_request() if adapted else None
         self._machines = machines
+        self._pictures = pictures
         # Requests wait here and not in vLLM's queue: there they would keep a policy's salt but
         # could be begun by the next one's weights.
         self._slots = asyncio.Semaphore(max_num_seqs)
@@ -120,6 +125,7 @@ class VllmEngine:
             experts=experts,
             adapted=model.policy.adapter_rank is not None,
             machines=machines,
+            pictures=load_pictures(llm, model),
         )
 
     async def generate(
@@ -128,12 +134,15 @@ class VllmEngine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         params = self._make_params(sampling, len(token_ids), max_tokens)
         ends = loop_time() + timeout_s
         for _ in range(MAX_REQUEST_STARTS):
             try:
-                policy, answer, over = await self._run_in_slot(token_ids, params, ends)
+                policy, answer, over = await self._run_in_slot(
+                    token_ids, params, ends, pictures=pictures
+                )
             except TimeoutError:
                 return OUT_OF_TIME
             completion = self._make_completion(answer.outputs[0], over=over)
@@ -147,23 +156,36 @@ class VllmEngine:
                 return OUT_OF_TIME
         raise RequestAborted(f"the weights changed {MAX_REQUEST_STARTS} times before it was begun")
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
+        shown = await read_pictures(self._pictures, pictures)
         policy = await self._wait_for_policy()
         scored, _ = await run_request(
-            self._llm, token_ids, score_params(), salt=policy.label, ends=inf, adapter=self._adapter
+            self._llm,
+            token_ids,
+            score_params(),
+            salt=policy.label,
+            ends=inf,
+            adapter=self._adapter,
+            shown=shown,
         )
         # Nothing comes before the first token.
         return sampled_logprobs(scored.prompt_logprobs)[1:]
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         params = burn_in_params(max_tokens, seeded=self._seeded)
         ends = loop_time() + timeout_s
         # A unique salt: no request has computed this prefix, and none will find it.
         salt = f"burn-in {uuid.uuid4().hex}"
         try:
-            _, answer, over = await self._run_in_slot(token_ids, params, ends, salt)
+            _, answer, over = await self._run_in_slot(token_ids, params, ends, salt, pictures)
         except TimeoutError:
             return OUT_OF_TIME
         return self._make_completion(answer.outputs[0], over=over)
@@ -214,6 +236,8 @@ class VllmEngine:
         return self._machines.lost if self._machines is not None else None
 
     async def close(self) -> None:
+        if self._pictures is not None:
+            self._pictures.close()
         await close_llm(self._llm)
 
     async def _finish_in_time(
@@ -248,6 +272,8 @@ class VllmEngine:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             await change()
             await self._llm.update_weight_version(label)
+            if self._pictures is not None:
+                await self._pictures.forget_features(reloaded=publication.reload)
             if publication.reload:
                 # The same salt covers prefixes that untrusted weights have computed.
                 await self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -279,13 +305,22 @@ class VllmEngine:
         """Answer requests by `policy` from now on; running ones name older policies too."""
         self._policies[policy.label] = policy
         self.policy = policy
+        if self._pictures is not None:
+            self._pictures.served = policy.label
 
     async def _run_in_slot(
-        self, token_ids: NDArray[np.int32], params: "SamplingParams", ends: float, salt: str = ""
+        self,
+        token_ids: NDArray[np.int32],
+        params: "SamplingParams",
+        ends: float,
+        salt: str = "",
+        pictures: Sequence[ShownPicture] = (),
     ) -> tuple[PolicyId, "RequestOutput", bool]:
         """Run a request in a slot; return the policy that it was submitted to, the answer, and
         whether it was cut at `ends`. The policy's prefix cache is used unless `salt` names another.
         Raises TimeoutError if there is no slot by `ends`."""
+        # Not in the slot, which others can use meanwhile.
+        shown = await read_pictures(self._pictures, pictures)
         policy = await self._take_slot(ends)
         try:
             answer, over = await run_request(
@@ -295,6 +330,7 @@ class VllmEngine:
                 salt=salt or policy.label,
                 ends=ends,
                 adapter=self._adapter,
+                shown=shown,
             )
         finally:
             self._slots.release()

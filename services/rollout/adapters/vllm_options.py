@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from services.common.images.vision_family import load_vision_family
 from services.common.models.expert_models import count_experts
-from services.common.models.text_only import add_to_python_path, find_stand_ins
+from services.common.models.text_only import add_to_python_path, use_stand_ins
 from services.common.process.child_environment import child_environment
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
@@ -26,6 +26,7 @@ WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
 MACHINES_EXECUTOR = "services.rollout.adapters.vllm_executor.MachinesExecutor"
 # The name under which that module registers it.
 WEIGHT_TRANSFER = "flotilla"
+BANNING = "services.rollout.adapters.vllm_banned_ids:BannedIds"
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -73,8 +74,7 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "generation_config": "vllm",
         # Never a pickle, which could run code when loaded.
         "load_format": "safetensors",
-        # Nothing shows images to a policy: their towers would only take memory.
-        "language_model_only": True,
+        **_vision_options(model),
         # Without seeds of attempts each engine must draw its own random numbers.
         "seed": 0 if config.seeded else secrets.randbits(31),
     }
@@ -100,6 +100,32 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "block_size": config.block_size,
     }
     return options | {name: value for name, value in given.items() if value is not None}
+
+
+def _vision_options(model: ServedModel) -> dict[str, Any]:
+    """Return the options by which the policy sees pictures, or not. Raises ConfigError."""
+    vision = model.policy.vision
+    if vision is None:
+        # The towers would only take memory.
+        return {"language_model_only": True}
+    family = load_vision_family(model.folder, vision)
+    factor = (family.patch * family.merge) ** 2
+    return {
+        "limit_mm_per_prompt": {"image": vision.max_images, "video": 0},
+        # Pixels come normalised.
+        "mm_device_do_normalize": False,
+        # vLLM's own processor only says for how many tokens to keep room. A picture of more than a
+        # whole sequence is never shown.
+        "mm_processor_kwargs": {
+            "use_fast": False,
+            "size": {
+                "shortest_edge": family.min_pixels,
+                "longest_edge": min(family.max_pixels, model.policy.max_model_len * factor),
+            },
+        },
+        "logits_processors": [BANNING],
+        "additional_config": {"flotilla_banned_ids": list(family.banned_ids)},
+    }
 
 
 def _adapter_options(config: EngineConfig, model: ServedModel, rank: int) -> dict[str, Any]:
@@ -174,8 +200,7 @@ def set_environment(config: EngineConfig, *, local: bool) -> None:
         if is_secret_name(name) or secret_values({name: os.environ[name]}):
             del os.environ[name]
     os.environ.update(engine_environment(config, local=local))
-    if stand_ins := find_stand_ins():
-        sys.path.append(stand_ins)
+    if stand_ins := use_stand_ins():
         os.environ.update(add_to_python_path(stand_ins))
 
 

@@ -11,10 +11,11 @@ from services.common.aio.concurrency import cancel_tasks
 from services.rollout.ports import EngineDead, EngineError
 
 if TYPE_CHECKING:
-    from vllm import TokensPrompt
     from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from services.rollout.adapters.vllm_pictures import RequestPictures
 
 ABORT_INTERVAL_S = 0.05
 
@@ -27,14 +28,27 @@ async def run_request(
     salt: str,
     ends: float,
     adapter: "LoRARequest | None" = None,
+    shown: "RequestPictures | None" = None,
 ) -> tuple["RequestOutput", bool]:
     """Return the answer, cut at `ends` if necessary, and whether it was cut.
 
     `salt` separates the prefix caches of policies. Raises EngineError."""
+    # Another time if vLLM's core has lost pictures that it was thought to hold.
+    for _ in range(1 if shown is None else 2):
+        features = {} if shown is None else await shown.make_features(token_ids)
+        prompt = {"prompt_token_ids": token_ids.tolist(), "cache_salt": salt, **features}
+        answer, over = await _run_prompt(llm, prompt, params, ends, adapter)
+        if answer.outputs[0].finish_reason != "error":
+            return answer, over
+    raise EngineError("vLLM has ended the request by an error of its own")
+
+
+async def _run_prompt(
+    llm: "AsyncLLM", prompt: Any, params: Any, ends: float, adapter: "LoRARequest | None"
+) -> tuple["RequestOutput", bool]:
     from vllm.exceptions import VLLMError
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    prompt: TokensPrompt = {"prompt_token_ids": token_ids.tolist(), "cache_salt": salt}
     request_id = uuid.uuid4().hex
     last: RequestOutput | None = None
     aborts: list[asyncio.Task[None]] = []

@@ -32,6 +32,9 @@ OWN_KEYS: Mapping[str, str] = {
     "aux_output_config": "policy.routing_replay",
     "enable_lora": "policy.adapter_rank",
     "max_lora_rank": "policy.adapter_rank",
+    "language_model_only": "policy.vision",
+    "limit_mm_per_prompt": "policy.vision.max_images",
+    "mm_processor_kwargs": "policy.vision.min_pixels and max_pixels",
     "hf_token": "the environment variable HF_TOKEN",
 }
 _REFUSED: Sequence[tuple[str, str]] = (
@@ -109,6 +112,15 @@ _REFUSED: Sequence[tuple[str, str]] = (
     (
         "prefill_context_parallel_size",
         "it takes GPUs that neither the launcher nor the doctor counts",
+    ),
+    (
+        "mm_device_do_normalize mm_encoder_only mm_encoder_attn_dtype enable_mm_embeds"
+        " video_pruning_rate",
+        "engine and learner are to read the same pixels, by the same tower",
+    ),
+    (
+        "additional_config",
+        "it tells Flotilla's extension which ids are never sampled",
     ),
     (
         "return_sampling_mask enable_trace_replay tokens_only",

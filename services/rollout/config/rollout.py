@@ -241,6 +241,8 @@ class RolloutConfig(ServiceConfig):
             found.append("policy.adapter_rank: learner.lora.rank says it to the service")
         if shared.policy.routing_replay != "off":
             found.append("policy.routing_replay: the service names no experts")
+        if shared.policy.vision is not None:
+            found.append("policy.vision: the service is shown no pictures")
         if shared.policy.rope_scaling is not None:
             found.append("policy.rope_scaling: the service has positions of its own")
         return found

@@ -19,6 +19,7 @@ from services.common.domain.messages import MessageText
 from services.common.domain.trajectory import Trajectory, TurnTiming
 from services.common.domain.transcripts import encode_transcript
 from services.common.images.picture import ShownPicture
+from services.common.images.placeholders import collapse_pictures
 from services.common.images.vision_family import VisionFamily
 from services.common.telemetry.watchdog import Watchdog
 from services.common.text.parsing import run_aside
@@ -186,11 +187,12 @@ class AttemptRunner:
         self, episode: Episode, state: AttemptState, observe: Observer | None
     ) -> None:
         prompt = await self._prompts.get_prompt(episode.info)
+        seen = zip(episode.info.facts.pictures, prompt.places, strict=True)
         state.info = replace(episode.info, tools=prompt.tools)
         state.transcript = Transcript(
             prompt.token_ids,
             self._limits.max_model_len,
-            prompt.pictures,
+            [ShownPicture(picture, place) for picture, place in seen],
             family=self._family,
             most_pictures=self._limits.max_images,
         )
@@ -203,8 +205,10 @@ class AttemptRunner:
         state.counts.tools = len(prompt.tools)
         state.messages.append({"role": "user", "content": state.info.facts.task})
         if observe is not None:
-            ids = prompt.token_ids.tolist()
-            observe("prompt", await asyncio.to_thread(self._tokenizer.decode, ids))
+            ids = prompt.token_ids
+            if self._family is not None:
+                ids = collapse_pictures(ids, prompt.places, self._family)
+            observe("prompt", await asyncio.to_thread(self._tokenizer.decode, ids.tolist()))
 
     async def _play_turn(
         self, sampling: Sampling, episode: Episode, state: AttemptState, observe: Observer

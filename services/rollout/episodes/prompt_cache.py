@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.domain.messages import ChatMessage
-from services.common.images.picture import ShownPicture
+from services.common.images.picture import PlacedPicture
 from services.common.images.vision_family import VisionFamily
 from services.rollout.episodes.conversation import MessageReader
 from services.rollout.episodes.shown_pictures import move_text, place_pictures
@@ -25,8 +25,9 @@ MOST_PROMPTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's token ids, pictures, messages and tools, with hex digests of ids with pictures and
-    of tools. `tools_json` are the tools as the chat template was given them, if it was.
+    """A prompt's token ids, messages, tools and places of pictures, with hex digests of ids with
+    pictures and of tools. `tools_json` are the tools as the chat template was given them, if it
+    was.
 
     All attempts share one tools object: dialects cache what they derive from it by identity."""
 
@@ -36,7 +37,8 @@ class Prompt:
     prompt_digest: str
     messages: tuple[ChatMessage, ...] = ()
     tools_json: bytes = b""
-    pictures: tuple[ShownPicture, ...] = ()
+    # Of the pictures of the facts, which are not kept here: they may have 16 MB each.
+    places: tuple[PlacedPicture, ...] = ()
 
 
 class PromptCache:
@@ -92,7 +94,7 @@ class PromptCache:
             _digest_prompt(token_ids, facts),
             tuple(messages),
             self._reader.encode_tools(tools),
-            tuple(pictures),
+            tuple(each.place for each in pictures),
         )
 
 

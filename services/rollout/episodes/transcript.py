@@ -15,7 +15,7 @@ from services.common.images.vision_family import VisionFamily
 from services.rollout.episodes.observation_cut import keep_whole
 from services.rollout.types import Completion
 
-# Items of media; the learner takes four times as many.
+# Texts of media; the learner takes four times as many items, pictures among them.
 MOST_KEPT = 1024
 
 

@@ -87,3 +87,5 @@ def test_names_in_files_of_each_kind_are_found(
     assert tuple(name_in_files(name, files) for name in own) == text
     assert other_parts(files) == set(other)
     assert name_in_files("model.language_model.layers.1.w", files) not in files
+    seen = [name for name in other if "visual" in name]
+    assert [name_in_files("model.visual.w", files) for _ in seen] == seen

@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.images.vision_family import VisionFamily, load_vision_family
 from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.trajectory_tables import trajectories_of
-from services.common.spec.spec import PolicyConfig
+from services.common.run_folder.picture_tables import whole_trajectories_of
+from services.common.spec.spec import PolicyConfig, VisionConfig
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
 from services.learner.dependencies import LearnerDependencies
@@ -61,7 +62,10 @@ async def live(life: Life) -> None:
         life.folder / "weights", _policy(life.model), Killer(life.moment, life.count)
     )
     tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
-    await run_learner(runtime, LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER)))
+    vendors = LearnerDependencies(
+        *(ranks, tracker, TokenizerDigests(TOKENIZER)), vision=family_of(life.model)
+    )
+    await run_learner(runtime, vendors)
     tracker.close()
 
 
@@ -79,7 +83,7 @@ async def replay(folder: Path, model: Path) -> None:
     with open_read_only(copy / JOURNAL_FILE) as db:
         await ranks.start_ranks(None)
         for plan in plans_after(db, 0):
-            attempts, damaged = trajectories_of(db, plan.attempts)
+            attempts, damaged = whole_trajectories_of(db, plan.attempts)
             assert not damaged
             await ranks.train_step(build_train_batch(plan.step, attempts, plan.settings))
         await save_ranks(ranks, folder / "replayed")
@@ -93,6 +97,9 @@ def keep_payloads(run_dir: Path) -> None:
             "CREATE TRIGGER keep BEFORE UPDATE OF payload ON trajectories"
             " WHEN new.payload IS NULL AND old.payload NOT NULL BEGIN INSERT INTO attic"
             " VALUES (old.group_id, old.attempt_index, old.try, old.payload); END;"
+            "CREATE TABLE gallery (group_id, sha256, grid, data);"
+            "CREATE TRIGGER keep_pictures BEFORE DELETE ON pictures BEGIN INSERT INTO gallery"
+            " VALUES (old.group_id, old.sha256, old.grid, old.data); END;"
         )
 
 
@@ -103,11 +110,19 @@ def restore_payloads(db: sqlite3.Connection) -> None:
         " WHERE trajectories.group_id = attic.group_id AND trajectories.try = attic.try"
         " AND trajectories.attempt_index = attic.attempt_index"
     )
+    db.execute("INSERT INTO pictures SELECT * FROM gallery")
     db.commit()
 
 
+def family_of(model: Path) -> VisionFamily | None:
+    """Return how a model reads pictures, if it does."""
+    sees = (model / "preprocessor_config.json").exists()
+    return load_vision_family(model, VisionConfig()) if sees else None
+
+
 def _policy(model: Path) -> PolicyConfig:
-    return policy_config(model)
+    vision = {"tower": "trained", "projector": "trained"} if family_of(model) else None
+    return policy_config(model, vision=vision)
 
 
 def run_life(life: Life) -> None:

@@ -33,6 +33,14 @@ async def model(
     return shared_folders.folder("tied-model")
 
 
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def vision_model(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that sees pictures."""
+    folder = tmp_path_factory.mktemp("vision") / "model"
+    await server.run("vision-model", {"folder": folder}, folder.with_name("log"))
+    return folder
+
+
 @pytest.fixture
 def setting(
     server: ForkServer,

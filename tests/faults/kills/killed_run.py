@@ -18,11 +18,12 @@ from services.common.run_folder.journal_file import JOURNAL_FILE
 from services.learner.journal.audit import Audit, audit_journal
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.store import open_journal
-from tests.faults.kills.child import GO, Life, keep_payloads
+from tests.faults.kills.child import GO, Life, family_of, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace
 from tests.support.checkpoints import saved_state
 from tests.support.learner import FakeWorker
+from tests.support.pictures import SeeingWorker
 from tests.support.tiny_ranks import same_bits
 
 MOMENTS = ("start", "train", "trained", "publish", "save", "saved")
@@ -195,7 +196,8 @@ class KilledRun:
     @asynccontextmanager
     async def _working(self, *, same_worker: bool) -> AsyncGenerator[None]:
         """A worker that dials now, so that no backoff of its channel holds the run up."""
-        worker = FakeWorker(f"127.0.0.1:{self.port}")
+        family, address = family_of(self.model), f"127.0.0.1:{self.port}"
+        worker = SeeingWorker(address, family) if family else FakeWorker(address)
         worker.receipts = self.receipts
         if self._worker and same_worker:
             worker.incarnation, worker.run_epoch = self._worker.incarnation, self._worker.run_epoch

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from services.learner.journal.store import open_journal
 from tests.faults.kills import strace
 from tests.faults.kills.fork_server import ForkServer
@@ -68,6 +69,24 @@ async def test_a_learner_killed_at_random_ends_as_if_it_had_never_been(
         await run.start(random_death(chooser, run, ["time", "moment"]))
     check(await run.finish())
     assert run.kills.total() >= 3
+
+
+async def test_a_learner_whose_policy_sees_ends_as_if_it_had_never_been_killed(
+    server: ForkServer, vision_model: Path, tmp_path: Path
+) -> None:
+    """Its tower is trained, on pictures that the journal keeps once for each group."""
+    chooser = random.Random(1)
+    run = await new_run(server, vision_model, tmp_path / "run", steps=6)
+    for _ in range(4):
+        await run.start(random_death(chooser, run, ["time", "moment"]))
+    check(await run.finish())
+    assert run.kills.total() >= 3
+    with open_read_only(run.run_dir / JOURNAL_FILE) as db:
+        pictures, groups, tries = db.execute(
+            "SELECT (SELECT count(*) FROM (SELECT * FROM pictures UNION SELECT * FROM gallery)),"
+            " count(DISTINCT group_id), count(*) FROM trajectories"
+        ).fetchone()
+    assert pictures == groups + tries
 
 
 @needs_strace

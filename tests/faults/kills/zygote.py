@@ -18,6 +18,7 @@ from typing import Any
 from tests.faults.kills.child import Life, replay, run_life
 from tests.faults.kills.sharded_learner import ShardedLife, run_sharded
 from tests.support.tiny_ranks import write_model
+from tests.support.vision_models import make_vision_model
 
 # An abandoned process ends after this time.
 LIFE_S = 300
@@ -76,11 +77,16 @@ def _model(arguments: dict[str, Any]) -> None:
     write_model(Path(arguments["folder"]))
 
 
+def _vision_model(arguments: dict[str, Any]) -> None:
+    make_vision_model(Path(arguments["folder"]), "qwen3_vl")
+
+
 _WORK: dict[str, Callable[[dict[str, Any]], None]] = {
     "live": _live,
     "live-sharded": _live_sharded,
     "replay": _replay,
     "model": _model,
+    "vision-model": _vision_model,
 }
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def palette() -> bytes:
 CHANGES: dict[str, tuple[Callable[[Submission], None], str]] = {
     "cut short": (cut_short, r"pictures\[0\]: \d+ of \d+ bytes have come"),
     "a changed byte": (change_a_byte, r"pictures\[0\] does not match its sha256"),
-    "no picture": (put_in(b"hello"), r"pictures\[0\]: the picture cannot be read"),
+    "no picture": (put_in(b"hello"), r"pictures\[0\]: it is none of PNG, JPEG"),
     "a palette": (put_in(palette()), r"pictures\[0\]: the picture is in P, not in RGB"),
     "another size": (
         put_in(draw_picture(5, 16, 16).data),

@@ -96,6 +96,7 @@ def test_what_the_service_lacks_is_named(learner: dict[str, Any], message: str) 
         ({"adapter_rank": 8}, "policy.adapter_rank"),
         ({"routing_replay": "rollout"}, "policy.routing_replay"),
         ({"rope_scaling": YARN}, "policy.rope_scaling"),
+        ({"vision": {}}, "policy.vision: the service is shown no pictures"),
     ],
 )
 def test_keys_of_the_policy_are_named(policy: dict[str, Any], message: str) -> None:

@@ -36,6 +36,7 @@ def test_a_key_of_a_run_is_named() -> None:
         ({"compile": True}, {}, "learner.rank.compile"),
         ({"offload_optimizer": True}, {}, "learner.rank.offload_optimizer"),
         ({}, {"routing_replay": "replay"}, "policy.routing_replay"),
+        ({}, {"vision": {}}, "policy.vision"),
     ],
 )
 def test_what_it_does_not_have_is_refused(

@@ -24,7 +24,7 @@ from tests.support.pictures import first_picture
 async def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps whose attempts show pictures."""
     folder = tmp_path_factory.mktemp("seen")
-    await dumped_run(folder, setup_of(folder), sees=True, steps=2)
+    await dumped_run(folder, setup_of(folder), in_step=True, sees=True, steps=2)
     policy = {"model": str(folder / "model"), "dtype": "float32", "max_model_len": 128}
     spec = {"name": "test", "policy": policy}
     (folder / "run" / "spec.json").write_text(json.dumps(spec))

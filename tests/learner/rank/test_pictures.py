@@ -57,7 +57,7 @@ def load(folder: Path, vision: VisionConfig = FROZEN, **rank: Any) -> Policy:
 
 
 @dataclass(frozen=True)
-class Trained:
+class PictureSteps:
     policy: Policy
     optimizer: Optimizer
     metrics: list[Mapping[str, float]]
@@ -75,7 +75,7 @@ def train(
     lora: LoraConfig | None = None,
     algorithm: Mapping[str, object] = EVERYTHING,
     **rank: Any,
-) -> Trained:
+) -> PictureSteps:
     chosen = RankConfig.model_validate({"pack_tokens": 512, "head_chunk": 16, **rank})
     config = policy_config(folder, vision=vision, max_model_len=256)
     policy = load_policy(config, chosen, lora=lora)
@@ -84,10 +84,10 @@ def train(
     optimizer = Optimizer(policy.trained_parameters(), settings)
     trainer = Trainer(policy, optimizer, AlgorithmConfig.model_validate(algorithm), chosen)
     batches = [picture_batch(family_of(folder), step=step) for step in range(1, steps + 1)]
-    return Trained(policy, optimizer, [trainer.train_step(b, RATE).metrics for b in batches])
+    return PictureSteps(policy, optimizer, [trainer.train_step(b, RATE).metrics for b in batches])
 
 
-def assert_same(one: Trained, other: Trained, tolerance: float = 1e-6) -> None:
+def assert_same(one: PictureSteps, other: PictureSteps, tolerance: float = 1e-6) -> None:
     for ours, theirs in zip(one.metrics, other.metrics, strict=True):
         for name in theirs.keys() - {"policy/shared_prompt_share"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-5), name
@@ -95,7 +95,7 @@ def assert_same(one: Trained, other: Trained, tolerance: float = 1e-6) -> None:
         torch.testing.assert_close(one.weights[name], value, rtol=0, atol=tolerance)
 
 
-def moved(folder: Path, trained: Trained) -> tuple[set[str], set[str]]:
+def moved(folder: Path, trained: PictureSteps) -> tuple[set[str], set[str]]:
     """Return the names of the tower's parameters, and of all, that training has changed."""
     before = dict(load_vision_model(folder).named_parameters())
     changed = {n for n, value in trained.weights.items() if not torch.equal(before[n], value)}

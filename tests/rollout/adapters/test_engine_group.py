@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from services.common.domain.policy import PolicyId
+from services.common.images.picture import ShownPicture
 from services.rollout.adapters.engine_group import EngineGroup
 from services.rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
 from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
@@ -40,6 +41,7 @@ class Engine:
         sampling: Sampling,
         max_tokens: int,
         timeout_s: float = inf,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.running.append(sampling.seed)
         await self.go.wait()
@@ -58,11 +60,17 @@ class Engine:
             raise self.refusal
         self.policy = publication.policy
 
-    async def compute_logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def compute_logprobs(
+        self, token_ids: NDArray[np.int32], pictures: Sequence[ShownPicture] = ()
+    ) -> NDArray[np.float32]:
         return np.full(len(token_ids) - 1, self.score, np.float32)
 
     async def burn_in(
-        self, token_ids: NDArray[np.int32], max_tokens: int, timeout_s: float
+        self,
+        token_ids: NDArray[np.int32],
+        max_tokens: int,
+        timeout_s: float,
+        pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.tried.append(max_tokens)
         assert self.policy is not None

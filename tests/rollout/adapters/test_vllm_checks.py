@@ -1,6 +1,7 @@
 """The engine's answers are checked once, at its boundary."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -9,8 +10,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from services.common.images.vision_family import load_vision_family
 from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig, VisionConfig
 from services.rollout.adapters.vllm_answers import check_completion
 from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_options import (
@@ -77,6 +79,22 @@ def test_a_gpu_names_experts_by_itself_where_they_are_replayed() -> None:
     assert engine_options(EngineConfig(), served)["enable_return_routed_experts"] is True
     on_cpu = engine_options(EngineConfig(device="cpu"), served)
     assert "enable_return_routed_experts" not in on_cpu | options()
+
+
+def test_an_engine_is_shown_pictures_only_where_the_policy_sees(
+    vision_folder: Callable[[str], Path],
+) -> None:
+    assert options()["language_model_only"] is True
+    folder = vision_folder("qwen3_vl")
+    vision = VisionConfig(max_images=5, max_pixels=2**20)
+    policy = PolicyConfig(model="m", max_model_len=512, vision=vision)
+    given = engine_options(EngineConfig(device="cpu"), ServedModel(folder, policy, ()))
+    assert "language_model_only" not in given
+    assert given["limit_mm_per_prompt"] == {"image": 5, "video": 0}
+    # Not more than a sequence holds: a CPU's engine computes a prompt at once.
+    assert given["mm_processor_kwargs"]["size"]["longest_edge"] == 512 * 32 * 32
+    banned = load_vision_family(folder, vision).banned_ids
+    assert given["additional_config"] == {"flotilla_banned_ids": list(banned)}
 
 
 class NamingEngine:

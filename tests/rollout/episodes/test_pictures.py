@@ -11,22 +11,28 @@ import pytest
 from numpy.typing import NDArray
 
 from services.common.domain.attempts import Grade, NoGradeReason, StopReason, ToolOutcome
-from services.common.domain.messages import check_messages, decode_messages
+from services.common.domain.messages import TokenText, check_messages, decode_messages
 from services.common.domain.token_authors import Author
 from services.common.domain.trajectory import Trajectory
 from services.common.images.picture import Picture, PlacedPicture, ShownPicture
 from services.common.images.picture_files import draw_blank
 from services.common.images.placeholders import check_places
+from services.common.images.vision_family import VisionFamily
+from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.api.codec import lease_from_pb
+from services.rollout.config.rollout import DialectConfig
 from services.rollout.dialects.full import FullDialect
 from services.rollout.dialects.template import TemplateDialect
 from services.rollout.episodes.attempt_record import make_submission
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import Transcript
+from services.rollout.ports import Dialect
 from services.rollout.types import Completion, Sampling, ToolResult
 from tests.rollout.dialects.templates import PAD, seeing, tokenizer_that_sees, vision_ids
 from tests.support.fake_peers import lease
+from tests.support.model_zoo import make_tokenizer, read_template
 from tests.support.rollout import (
     FACTS,
     PASSED,
@@ -83,37 +89,39 @@ class Screens(FakeEnvironment):
             parts = left.pop(0) if len(left) > 1 else left[0]
             return ToolResult(ToolOutcome.OK, tuple(parts))
 
-        class Shown(FakeEpisode):
+        class ShownAttempt(FakeEpisode):
             def __init__(self, *given: Any) -> None:
                 super().__init__(*given)
                 facts = replace(FACTS, shown=("A screen.",), pictures=tuple(first))
                 self.info = replace(self.info, facts=facts)
 
-        super().__init__(answer, grade, episode=Shown)
+        super().__init__(answer, grade, episode=ShownAttempt)
 
 
 async def play(
     screens: Screens,
     *texts: str,
-    dialect: TemplateDialect | FullDialect = DIALECTS["template"],
+    dialect: Dialect = DIALECTS["template"],
+    tokenizer: TransformersTokenizer = TOKENIZER,
+    family: VisionFamily = FAMILY,
     **changes: Any,
 ) -> tuple[Trajectory, ShownEngine]:
-    engine = ShownEngine(TOKENIZER, dialect.stop_ids[0], turns(*texts), policy=POLICY)
+    engine = ShownEngine(tokenizer, dialect.stop_ids[0], turns(*texts), policy=POLICY)
     bounds = limits(**{"max_images": 8, **changes})
-    runner = AttemptRunner(engine, screens, TOKENIZER, dialect, bounds, family=FAMILY)
+    runner = AttemptRunner(engine, screens, tokenizer, dialect, bounds, family=family)
     trajectory = await runner.run_attempt(attempt())
     assert not trajectory.detail, trajectory.detail
     return trajectory, engine
 
 
-def places_of(trajectory: Trajectory) -> list[PlacedPicture]:
+def places_of(trajectory: Trajectory, family: VisionFamily = FAMILY) -> list[PlacedPicture]:
     """Return the places of a trajectory's pictures, after a check that it is whole."""
     [sequence] = trajectory.sequences
     places = [
         PlacedPicture(item.sha256, (item.grid[0], item.grid[1], item.grid[2]), item.token_offset)
         for item in sequence.pictures
     ]
-    check_places(sequence.token_ids, places, FAMILY)
+    check_places(sequence.token_ids, places, family)
     assert sum(span.length for span in sequence.spans) == len(sequence.token_ids)
     hashes = {item.sha256 for item in sequence.media}
     check_messages(sequence.messages, 0, len(sequence.token_ids), hashes)
@@ -179,6 +187,26 @@ async def test_pictures_apart_from_their_tools_are_recorded_alike() -> None:
     assert f"<|im_start|>user\n<|vision_start|>{PAD * 12}<|vision_end|><|im_end|>" in text
 
 
+@pytest.mark.parametrize("name", ["qwen3-vl", "template", "full"])
+async def test_a_published_familys_pictures_are_recorded_alike(name: str) -> None:
+    template = read_template("trl/qwen3_vl.jinja")
+    words = TransformersTokenizer(make_tokenizer("qwen3", (), template))
+    family = make_family(vision_ids(words))
+    dialect = choose_dialect("", words, DialectConfig(name=name), (), PAD)
+    screens = Screens([SMALL], ["a door", LARGE], [MIDDLE])
+    trajectory, engine = await play(
+        screens, LOOK, LOOK, DONE, dialect=dialect, tokenizer=words, family=family
+    )
+    places = places_of(trajectory, family)
+    assert [each.sha256 for each in places] == [SMALL.sha256, LARGE.sha256, MIDDLE.sha256]
+    assert places == [each.place for each in engine.requests[-1][1]]
+    ids = trajectory.sequences[0].token_ids.tolist()
+    told = decode_messages(trajectory.sequences[0].messages)
+    [tool, *_] = [each for each in told if LARGE.sha256 in each.media]
+    assert isinstance(tool.content, TokenText)
+    assert tool.content.read(ids, words.decode).endswith("a door")
+
+
 async def test_a_cut_never_falls_inside_a_picture() -> None:
     screens = Screens([SMALL], ["a door", LARGE, MIDDLE])
     whole, _ = await play(screens, LOOK, DONE)
@@ -227,6 +255,21 @@ async def test_a_long_answer_loses_text_and_keeps_its_picture() -> None:
         each for each in decode_messages(trajectory.sequences[0].messages) if each.role == "tool"
     ]
     assert {*message.media} == {item.sha256 for item in media}
+
+
+async def test_a_watched_prompt_has_a_picture_as_one_token() -> None:
+    engine = ShownEngine(TOKENIZER, DIALECTS["full"].stop_ids[0], turns(DONE), policy=POLICY)
+    watched = AttemptRunner(
+        engine,
+        Screens([LARGE], [""]),
+        TOKENIZER,
+        DIALECTS["full"],
+        limits(max_images=1),
+        family=FAMILY,
+    )
+    seen = list[tuple[str, str]]()
+    await watched.run_attempt(attempt(), lambda kind, text: seen.append((kind, text)))
+    assert [(kind, text.count(PAD)) for kind, text in seen] == [("prompt", 1), ("completion", 0)]
 
 
 async def test_attempts_share_a_prompt_only_if_they_see_the_same() -> None:

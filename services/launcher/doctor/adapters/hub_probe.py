@@ -15,7 +15,8 @@ from services.common.text.printable_text import print_json, print_visible
 # Exit codes: the hub does not answer; it has no such model for this user.
 UNKNOWN, REFUSED = 1, 2
 _FILES = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "*.index.json"),
+    *("config.json", "generation_config.json", "*.index.json"),
+    *("preprocessor_config.json", "processor_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "*.jinja"),
 )
 
