@@ -10,6 +10,7 @@ clicked. A policy that looks is then no better than one that does not.
 
 import random
 import sqlite3
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def computer(
         raise ToolError(f"unknown action {action!r}: use screenshot or left_click")
     screen = _current_screen(db)
     last = db.execute("select max(screen) from tiles").fetchone()[0]
-    columns = ("colour", "left", "top", "width", "height")
+    columns: Sequence[str] = ("colour", "left", "top", "width", "height")
     rows = db.execute(
         f"select {', '.join(columns)} from tiles where drawn_on = ? order by id", (screen,)
     )

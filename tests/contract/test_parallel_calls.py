@@ -75,7 +75,7 @@ def _call(text: str) -> ToolCall | ParseError:
 
 
 def _shown(outcome: TurnOutcome) -> list[str]:
-    return [" ".join(reply.parts) for reply in outcome.replies]
+    return [" ".join(map(str, reply.parts)) for reply in outcome.replies]
 
 
 @asynccontextmanager

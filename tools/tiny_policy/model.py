@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 
@@ -72,6 +72,6 @@ def copy_attended_tokens(value: Tensor, output: Tensor) -> None:
     output.copy_(orthogonal.T)
 
 
-def save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
+def save_model(model: PreTrainedModel, folder: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     model.save_pretrained(folder)

@@ -12,13 +12,14 @@ from typing import Any
 
 from services.common.images.vision_family import load_vision_family
 from services.common.models.expert_models import count_experts
-from services.common.models.text_only import add_to_python_path, use_stand_ins
+from services.common.models.text_only import add_to_python_path
 from services.common.process.child_environment import child_environment
 from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import PolicyConfig
 from services.common.text.redaction import is_secret_name, secret_values
 from services.rollout.adapters.adapter_targets import list_adapter_targets
 from services.rollout.adapters.vllm_adapter_request import padded_rank
+from services.rollout.adapters.vllm_stand_ins import use_stand_ins
 from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
