@@ -10,9 +10,8 @@ clicked. A policy that looks is then no better than one that does not.
 
 import random
 import sqlite3
-from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from environments.app import App, Call, DrawnTask, Row, TaskKind
 from environments.name_lists import Names
@@ -48,11 +47,11 @@ def computer(
         raise ToolError(f"unknown action {action!r}: use screenshot or left_click")
     screen = _current_screen(db)
     last = db.execute("select max(screen) from tiles").fetchone()[0]
-    columns: Sequence[str] = ("colour", "left", "top", "width", "height")
+    columns = ("colour", "left", "top", "width", "height")
     rows = db.execute(
         f"select {', '.join(columns)} from tiles where drawn_on = ? order by id", (screen,)
     )
-    shown = [dict(zip(columns, row, strict=True)) for row in rows]
+    shown: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in rows]
     return Picture(draw_screen(shown, step=screen, steps=last + 1))
 
 
