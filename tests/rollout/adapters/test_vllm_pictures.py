@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from services.common.images.picture import ShownPicture
-from services.common.images.pixels import PixelReader
+from services.common.images.picture import PlacedPicture, ShownPicture
+from services.common.images.pixels import PixelReader, Pixels
 from services.common.images.vision_family import VisionFamily, load_vision_family
 from services.common.spec.spec import PolicyConfig, VisionConfig
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.adapters.vllm_pictures import EnginePictures, read_pictures
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion, Sampling
 from tests.rollout.adapters.tiny_engines import NEVER, TOLERANCE, tiny_config
@@ -243,3 +246,78 @@ async def test_a_prompt_that_does_not_fit_its_pictures_is_refused(shown: Shown) 
     with pytest.raises(EngineError, match=r"tokens in the sequence, and \d+ by the model's"):
         await generate(ids, Sampling(1.0), 4, pictures=pictures)
     await shown.sample([1])
+
+
+class CountingReader(PixelReader):
+    """A reader that counts what it reads."""
+
+    count = 0
+
+    def read(self, data: bytes) -> Pixels:
+        self.count += 1
+        return super().read(data)
+
+
+class Core:
+    """As much of vLLM as pictures need, without a cache of pixels; counts its resets."""
+
+    def __init__(self) -> None:
+        self.renderer = SimpleNamespace(mm_processor_cache=None)
+        self.input_processor = SimpleNamespace()
+        self.model_config = SimpleNamespace(dtype=torch.bfloat16)
+        self.resets = 0
+
+    async def reset_encoder_cache(self) -> None:
+        self.resets += 1
+
+
+def pictures_of(folder: Path, *, trained: bool) -> tuple[EnginePictures, Any, CountingReader]:
+    family = load_vision_family(folder, VisionConfig())
+    core: Any = Core()
+    reader = CountingReader(folder, family)
+    return EnginePictures(core, family, reader, trained=trained), core, reader
+
+
+async def test_requests_that_show_one_picture_read_it_once(
+    vision_folder: Callable[[str], Path],
+) -> None:
+    folder = vision_folder("qwen3_vl")
+    engine, _, reader = pictures_of(folder, trained=False)
+    family = load_vision_family(folder, VisionConfig())
+    ids, pictures = show_pictures(family, [draw_picture(1), draw_picture(2), draw_picture(1)])
+    requests = await asyncio.gather(*(read_pictures(engine, pictures) for _ in range(8)))
+    assert reader.count == 2
+    for request in requests:
+        assert request is not None
+        features = await request.make_features(ids)
+        given = [item.get_data() for item in features["mm_kwargs"]["image"]]
+        assert [tuple(each["image_grid_thw"].tolist()) for each in given] == [
+            each.place.grid for each in pictures
+        ]
+        assert given[0]["pixel_values"].dtype == torch.bfloat16
+    engine.close()
+
+
+async def test_features_outlive_an_update_only_of_a_frozen_tower(
+    vision_folder: Callable[[str], Path],
+) -> None:
+    folder = vision_folder("qwen3_vl")
+    frozen, core, _ = pictures_of(folder, trained=False)
+    await frozen.forget_features(reloaded=False)
+    assert not core.resets and not vars(core.input_processor)
+    await frozen.forget_features(reloaded=True)
+    assert core.resets == 1
+
+    trained, core, _ = pictures_of(folder, trained=True)
+    names: set[str] = set()
+    for trained.served in ("1.1", "1.2"):
+        await trained.forget_features(reloaded=False)
+        names.add(core.input_processor._get_mm_identifier("ab", None))
+    assert core.resets == 2 and len(names) == 2
+
+
+async def test_an_engine_of_text_is_shown_no_pictures() -> None:
+    shown = [ShownPicture(draw_picture(1), PlacedPicture("", (1, 4, 4), 0))]
+    assert await read_pictures(None, []) is None
+    with pytest.raises(EngineError, match="no pictures: policy"):
+        await read_pictures(None, shown)
