@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -30,21 +28,6 @@ except RuntimeError as error:
     print(error)
 """
 
-# As in a process that has loaded a tokenizer before it starts vLLM, which loads processors.
-LATE = """
-import sys
-from transformers import AutoTokenizer
-from transformers.models import qwen2_vl
-from services.common.models.text_only import use_stand_ins
-
-print(use_stand_ins() is not None)
-from transformers import AutoProcessor
-
-for folder in sys.argv[1:]:
-    processor = AutoProcessor.from_pretrained(folder, use_fast=False)
-    print(type(processor.image_processor).__name__, type(processor.video_processor).__name__)
-"""
-
 
 def test_every_name_is_found_and_none_can_be_used() -> None:
     folder = find_stand_ins()
@@ -57,21 +40,6 @@ def test_every_name_is_found_and_none_can_be_used() -> None:
         check=True,
     )
     assert ended.stdout == "images are not read: torchvision is not installed\n"
-
-
-@pytest.mark.timeout(280)
-def test_processors_are_found_by_a_process_that_has_imported_transformers_before(
-    vision_folder: Callable[[str], Path],
-) -> None:
-    folders = [str(vision_folder(kind)) for kind in ("qwen2_5_vl", "qwen3_vl")]
-    ended = subprocess.run(
-        [sys.executable, "-c", LATE, *folders], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.splitlines() == [
-        "True",
-        "Qwen2VLImageProcessorPil Qwen2VLVideoProcessor",
-        "Qwen2VLImageProcessorPil Qwen3VLVideoProcessor",
-    ]
 
 
 def test_a_real_torchvision_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
