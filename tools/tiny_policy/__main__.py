@@ -28,7 +28,7 @@ mostly answers before it has finished. The policy learns the format, gives up wh
 greedily, and solves about a fifth of the tasks when it samples: the rest is left to reinforcement
 learning. `evaluate` measures it.
 
-The course `screen` makes a Qwen3-VL of 0.5 million parameters, whose demonstrator sees coloured
+The course `screen` makes a Qwen3-VL of 0.4 million parameters, whose demonstrator sees coloured
 tiles and mostly clicks any of them."""
 
 EXAMPLES = """\
