@@ -11,11 +11,11 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 DONE = "<done>"
 CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
-# Marks that the policy or the environment writes: kept when control tokens are skipped in decoding.
 # Marks of pictures, as Qwen's families write them.
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 VISION_TOKENS = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD)
+# Marks that the policy or the environment writes: kept when control tokens are skipped in decoding.
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", DONE)
 
 # A word never carries the space or the quotation mark before it, as it would in most tokenizers:
