@@ -109,7 +109,7 @@ class Policy:
         return base_parameters(self.model)
 
     def served_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters without those that engines keep: what they receive of a whole model."""
+        """Parameters without frozen parts: those that training may change."""
         named = self.named_parameters().items()
         return {name: parameter for name, parameter in named if name not in self.unchanged}
 
@@ -123,7 +123,8 @@ class Policy:
     def published_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that engines receive, by name: the model's, or only the adapters'."""
         if self.adapters is None or self.adapters.merged:
-            return self.served_parameters()
+            # Frozen parts too: an engine replaces all of its weights or none.
+            return self.named_parameters()
         return self.adapters.file_parameters()
 
     def saved_parameters(self) -> dict[str, nn.Parameter]:
