@@ -74,9 +74,17 @@ def make_config(tmp_path: Path, **changes: Any) -> LearnerConfig:
 
 
 def make_runtime(
-    tmp_path: Path, config: LearnerConfig, *, listen: str, run_id: str = "run"
+    tmp_path: Path,
+    config: LearnerConfig,
+    *,
+    listen: str,
+    run_id: str = "run",
+    sees_pictures: bool = False,
 ) -> Runtime[LearnerConfig]:
-    shared = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 128}}
+    policy: dict[str, Any] = {"model": "m", "dtype": "float32", "max_model_len": 128}
+    if sees_pictures:
+        policy["vision"] = {}
+    shared = {"name": "test", "policy": policy}
     return Runtime(
         service="learner",
         config=config,
@@ -111,9 +119,13 @@ async def learner(
     dumps: Dumps | None = None,
     run_id: str = "run",
     vision: VisionFamily | None = None,
+    *,
+    sees_pictures: bool = False,
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
-    runtime = make_runtime(tmp_path, config, listen=address, run_id=run_id)
+    runtime = make_runtime(
+        tmp_path, config, listen=address, run_id=run_id, sees_pictures=sees_pictures
+    )
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
     vendors = LearnerDependencies(

@@ -159,7 +159,7 @@ async def test_a_capability_that_no_worker_has_is_reported_once(
     tasks = [{"key": "s", "prompt": "look", "env_id": "e", "task_modality": "computer_use"}]
     (tmp_path / "screens.json").write_text(json.dumps(tasks))
     screens = str(tmp_path / "screens.json")
-    async with following(tmp_path, tasks=screens, lease_ttl_s=0.4) as worker:
+    async with following(tmp_path, sees_pictures=True, tasks=screens, lease_ttl_s=0.4) as worker:
         polling = asyncio.create_task(worker.poll())
         await asyncio.sleep(1.0)
         assert not polling.done()
