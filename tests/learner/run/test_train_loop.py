@@ -96,12 +96,10 @@ async def test_mode_eval_without_sets_names_what_is_missing(tmp_path: Path) -> N
 
 
 @asynccontextmanager
-async def following(
-    tmp_path: Path, *, sees_pictures: bool = False, **changes: Any
-) -> AsyncGenerator[FakeWorker]:
+async def following(tmp_path: Path, **changes: Any) -> AsyncGenerator[FakeWorker]:
     """A learner, and a worker that does nothing by itself; both are gone at the end."""
-    config = make_config(tmp_path, **changes)
-    async with learner(tmp_path, config, sees_pictures=sees_pictures) as running:
+    sees = bool(changes.pop("sees_pictures", False))
+    async with learner(tmp_path, make_config(tmp_path, **changes), sees_pictures=sees) as running:
         worker = FakeWorker(running.address)
         attached = asyncio.create_task(worker.attach())
         await asyncio.wait_for(worker.updated.wait(), 10)
