@@ -33,7 +33,7 @@ class BaseRecord:
         """Describe the base of a policy with adapters.
 
         Collective for a split policy: all ranks call it at the same time."""
-        found = fingerprint_weights(policy.served_parameters(), policy.compute_dtype)
+        found = fingerprint_weights(policy.named_parameters(), policy.compute_dtype)
         return BaseRecord(config.model, config.revision, found.hex())
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ class Policy:
     compiled: CompiledBlocks | None = None
     # None: it reads text only.
     vision: Vision | None = None
-    # Names of frozen parameters that engines keep as they loaded them.
+    # Names of parameters that training leaves as they are.
     unchanged: frozenset[str] = frozenset()
 
     @property
@@ -108,17 +108,13 @@ class Policy:
         Adapters are not included; `published_tensor` applies them."""
         return base_parameters(self.model)
 
-    def served_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters without frozen parts: those that training may change."""
-        named = self.named_parameters().items()
-        return {name: parameter for name, parameter in named if name not in self.unchanged}
-
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that the optimizer updates, by name: all but frozen parts, or only the
         adapters'."""
-        return (
-            self.served_parameters() if self.adapters is None else self.adapters.named_parameters()
-        )
+        if self.adapters is not None:
+            return self.adapters.named_parameters()
+        named = self.named_parameters().items()
+        return {name: parameter for name, parameter in named if name not in self.unchanged}
 
     def published_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that engines receive, by name: the model's, or only the adapters'."""

@@ -58,7 +58,7 @@ class ReferencePolicy:
         """Return the fingerprint under which these weights were published.
 
         Collective for a split reference."""
-        return fingerprint_weights(self._policy.served_parameters(), self._policy.compute_dtype)
+        return fingerprint_weights(self._policy.named_parameters(), self._policy.compute_dtype)
 
     @contextmanager
     def on_policy_device(self) -> Generator[Policy]:
