@@ -23,7 +23,6 @@ from services.common.images.vision_family import VisionFamily, load_vision_famil
 from services.common.run_folder.journal_file import open_read_only
 from services.common.run_folder.picture_tables import whole_trajectories_of
 from services.common.spec.spec import VisionConfig
-from services.learner.groups.batcher import place_of
 from tests.e2e.finished_run import FinishedRun, train
 from tests.support.vision_models import (
     load_vision_model,
@@ -121,7 +120,7 @@ def largest_distance(
     found: list[NDArray[np.float32]] = []
     for attempt in attempts:
         for sequence in attempt.sequences:
-            shown = shown_in(attempt, [place_of(item) for item in sequence.pictures])
+            shown = shown_in(attempt, [item.place for item in sequence.pictures])
             assert shown, "each attempt is shown a screen"
             inputs = vision_inputs(sequence.token_ids, shown, family, reader)
             scores = vision_logprobs(scorer, inputs, banned=family.banned_ids)

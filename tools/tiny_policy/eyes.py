@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.common.images.pixels import PixelReader
-from services.common.images.placeholders import expand_pictures
+from services.common.images.placeholders import count_tokens, expand_pictures
 from services.common.images.vision_family import load_vision_family
 from services.common.spec.spec import VisionConfig
 from tools.tiny_policy.train import Example
@@ -28,9 +28,7 @@ class Eyes:
     def expand(self, example: Example) -> Example:
         """Return an episode with one token for a picture as the model computes it."""
         ids, shown = expand_pictures(example.ids, example.pictures, self._family)
-        counts = np.ones(len(example.ids), np.int64)
-        pads = np.flatnonzero(np.array(example.ids) == self._family.image_pad)
-        counts[pads] = [self._family.count(each.place.grid) for each in shown]
+        counts = count_tokens(example.ids, [each.place.grid for each in shown], self._family)
         return replace(example, ids=ids.tolist(), policy=np.repeat(example.policy, counts).tolist())
 
     def look(self, batch: Sequence[Example], ids: Tensor) -> Mapping[str, Tensor]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Span
+from services.common.images.picture import PlacedPicture
 
 # Limit of the media bytes kept per sequence: room for a handful of tool answers of any length that
 # fits a context, and small beside the rest of a group in the journal.
@@ -34,6 +35,12 @@ class Media:
     processor_digest: str = ""
     size_bytes: int = 0
     content: bytes = field(default=b"", repr=False)
+
+    @property
+    def place(self) -> PlacedPicture:
+        """Where a picture stands in its sequence. Raises ValueError without a whole grid."""
+        frames, high, wide = self.grid
+        return PlacedPicture(self.sha256, (frames, high, wide), self.token_offset)
 
 
 def is_picture(mime: str) -> bool:

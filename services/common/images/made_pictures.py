@@ -21,8 +21,8 @@ def noise_picture() -> Picture:
     return _write(Image.fromarray(pixels))
 
 
-def plain_picture(width: int, height: int, colour: int) -> Picture:
-    """Return a picture of one colour, 0xRRGGBB."""
+def plain_picture(width: int, height: int, colour: int = 0) -> Picture:
+    """Return a picture of one colour, 0xRRGGBB; black by default."""
     return _write(Image.new("RGB", (width, height), f"#{colour:06x}"))
 
 

@@ -45,13 +45,6 @@ def read_picture(data: bytes) -> Picture:
     return Picture(hashlib.sha256(data).hexdigest(), _MIMES[kind], *size, data)
 
 
-def draw_blank(width: int, height: int) -> Picture:
-    """Return a black picture."""
-    written = io.BytesIO()
-    Image.new("RGB", (width, height)).save(written, "PNG")
-    return read_picture(written.getvalue())
-
-
 def check_bytes(size: int) -> None:
     """Refuse a file of too many bytes. Raises PictureRefused."""
     if size > MOST_BYTES:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.images.picture import Picture, PlacedPicture, ShownPicture
+from services.common.images.picture import Grid, Picture, PlacedPicture, ShownPicture
 from services.common.images.vision_family import VisionFamily
 
 Ids = NDArray[np.int32]
@@ -27,14 +27,24 @@ def expand_pictures(
     if len(pads) != len(pictures):
         raise ValueError(f"{len(pads)} places for {len(pictures)} pictures")
     grids = [family.grid(picture.width, picture.height) for picture in pictures]
-    counts = np.ones(len(given), np.int64)
-    counts[pads] = [family.count(grid) for grid in grids]
+    counts = count_tokens(given, grids, family)
     starts = np.cumsum(counts) - counts
     shown = [
         ShownPicture(picture, PlacedPicture(picture.sha256, grid, int(starts[pad])))
         for picture, grid, pad in zip(pictures, grids, pads, strict=True)
     ]
     return np.repeat(given, counts), shown
+
+
+def count_tokens(
+    ids: Sequence[int] | Ids, grids: Sequence[Grid], family: VisionFamily
+) -> NDArray[np.int64]:
+    """Return for each id how many tokens the model computes for it: several for an `image_pad`,
+    whose pictures have these grids, in order."""
+    given = np.asarray(ids, np.int32)
+    counts = np.ones(len(given), np.int64)
+    counts[given == family.image_pad] = [family.count(grid) for grid in grids]
+    return counts
 
 
 def move_places(shown: Sequence[ShownPicture], tokens: int) -> list[ShownPicture]:

@@ -46,6 +46,11 @@ class VisionFamily:
     processor_digest: str
 
     @property
+    def picture_ids(self) -> tuple[int, int, int]:
+        """Ids that a chat template writes for a picture."""
+        return (self.vision_start, self.image_pad, self.vision_end)
+
+    @property
     def banned_ids(self) -> tuple[int, ...]:
         """Ids that the policy never samples: the model would look for a picture behind them."""
         return (self.vision_start, self.vision_end, self.image_pad, self.video_pad)

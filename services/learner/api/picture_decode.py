@@ -12,7 +12,6 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.token_authors import policy_mask
 from services.common.domain.trajectory import Media, is_picture
 from services.common.domain.trajectory import Sequence as Sampled
-from services.common.images.picture import PlacedPicture
 from services.common.images.picture_files import MOST_BYTES, PictureRefused, read_size
 from services.common.images.placeholders import check_places
 from services.common.images.vision_family import VisionFamily
@@ -129,9 +128,8 @@ def check_pictures(
     offsets = [item.token_offset for item in pictures]
     if offsets != sorted(offsets):
         raise MalformedRequestError(f"{where}: its pictures are not in the order of their tokens")
-    places = [PlacedPicture(item.sha256, _grid_of(item), item.token_offset) for item in pictures]
     try:
-        check_places(ids, places, family)
+        check_places(ids, [item.place for item in pictures], family)
     except ValueError as error:
         raise MalformedRequestError(f"{where}: {error}") from None
     written = np.isin(ids, family.banned_ids) & policy_mask(sequence.spans)
@@ -166,8 +164,3 @@ def _find_fault(item: Media, family: VisionFamily, size: tuple[int, int] | None)
         if item.grid == expected
         else f"its grid is {list(item.grid)}; {width}x{height} pixels give {list(expected)}"
     )
-
-
-def _grid_of(item: Media) -> tuple[int, int, int]:
-    frames, high, wide = item.grid
-    return frames, high, wide

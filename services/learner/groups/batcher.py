@@ -11,9 +11,8 @@ import numpy as np
 
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.token_authors import policy_mask
-from services.common.domain.trajectory import Media, Trajectory
 from services.common.domain.trajectory import Sequence as Sampled
-from services.common.images.picture import PlacedPicture
+from services.common.domain.trajectory import Trajectory
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.groups.staleness import is_stale, keep_fresh, oldest_allowed
 from services.learner.sampling.group_signal import GroupOutcome
@@ -174,11 +173,5 @@ def make_train_sequence(
         staleness=staleness,
         stop_reason=attempt.stop_reason or StopReason.DONE,
         experts=sequence.experts,
-        pictures=tuple(place_of(item) for item in sequence.pictures),
+        pictures=tuple(item.place for item in sequence.pictures),
     )
-
-
-def place_of(item: Media) -> PlacedPicture:
-    """Return where a sequence shows a picture."""
-    frames, high, wide = item.grid
-    return PlacedPicture(item.sha256, (frames, high, wide), item.token_offset)

@@ -26,8 +26,7 @@ def insert_picture(
 ) -> tuple[NDArray[np.int32], ShownPicture]:
     """Return a canary's tokens with a picture among them, and its place."""
     ids = without_tokens(token_ids, family.banned_ids)
-    mark = [family.vision_start, family.image_pad, family.vision_end]
-    whole = np.insert(ids, _BEFORE_PICTURE, np.array(mark, np.int32))
+    whole = np.insert(ids, _BEFORE_PICTURE, np.array(family.picture_ids, np.int32))
     expanded, (shown,) = expand_pictures(whole, [picture], family)
     return expanded, shown
 

@@ -164,10 +164,8 @@ class Vision:
         conversation may have, between text; and the pictures' places.
 
         Their colours are numbered from `first`."""
-        ids, factor = (
-            without_tokens(token_ids, self.family.banned_ids),
-            self.family.patch * self.family.merge,
-        )
+        ids = without_tokens(token_ids, self.family.banned_ids)
+        factor = self.family.patch * self.family.merge
         pictures: list[Picture] = []
         left = len(ids) - 2 * _TEXT_TOKENS
         while len(pictures) < self.config.max_images and left > _MARKS:
@@ -178,8 +176,7 @@ class Vision:
                 break
             pictures.append(plain_picture(side, side, first + len(pictures)))
             left -= count + _MARKS
-        marks = [self.family.vision_start, self.family.image_pad, self.family.vision_end]
-        runs = np.array(marks * len(pictures), np.int32)
+        runs = np.array(self.family.picture_ids * len(pictures), np.int32)
         kept = ids[: 2 * _TEXT_TOKENS + left]
         whole = np.insert(kept, [_TEXT_TOKENS] * len(runs), runs)
         return expand_pictures(whole, pictures, self.family)

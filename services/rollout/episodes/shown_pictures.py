@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from services.common.domain.messages import MessageText, TokenText
 from services.common.images.picture import Picture, ShownPicture
-from services.common.images.placeholders import expand_pictures
+from services.common.images.placeholders import count_tokens, expand_pictures
 from services.common.images.vision_family import VisionFamily
 from services.rollout.tokenizer_port import TemplateError
 
@@ -28,9 +28,7 @@ def place_pictures(
         expanded, shown = expand_pictures(ids, pictures, family)
     except ValueError as error:
         raise TemplateError(f"the pictures cannot be shown: {error}") from error
-    counts = np.ones(len(ids), np.int64)
-    pads = np.flatnonzero(np.asarray(ids) == family.image_pad)
-    counts[pads] = [family.count(each.place.grid) for each in shown]
+    counts = count_tokens(ids, [each.place.grid for each in shown], family)
     return expanded, shown, np.concatenate([[0], np.cumsum(counts)])
 
 

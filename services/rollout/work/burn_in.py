@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.images.made_pictures import plain_picture
 from services.common.images.picture import ShownPicture
-from services.common.images.picture_files import MOST_PIXELS, draw_blank
+from services.common.images.picture_files import MOST_PIXELS
 from services.common.images.placeholders import expand_pictures
 from services.common.images.vision_family import VisionFamily
 from services.common.process.process_memory import peak_memory_bytes
@@ -138,6 +139,5 @@ def end_with_picture(
     count = family.count(family.grid(side, side))
     if count > room:
         return ids, []
-    marks = [family.vision_start, family.image_pad, family.vision_end]
     kept = ids[: room - count + 1].tolist()
-    return expand_pictures([*kept, *marks], [draw_blank(side, side)], family)
+    return expand_pictures([*kept, *family.picture_ids], [plain_picture(side, side)], family)

@@ -17,8 +17,8 @@ from PIL import Image
 from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
 from services.common.domain.attempts import AttemptKey, ToolOutcome
+from services.common.images.made_pictures import plain_picture
 from services.common.images.picture import Picture
-from services.common.images.picture_files import draw_blank
 from services.common.images.vision_family import VisionFamily
 from services.common.rpc import rpc
 from services.rollout.adapters import gateway_content
@@ -147,7 +147,7 @@ async def test_a_decoder_that_lets_no_other_thread_run_holds_nothing() -> None:
 
 
 async def test_a_picture_that_the_family_cannot_scale_is_refused() -> None:
-    long = MediaGateway(("image/png", draw_blank(8192, 8).data))
+    long = MediaGateway(("image/png", plain_picture(8192, 8).data))
     async with played(long) as environment:
         assert (await look(environment)).parts == (
             "[picture refused: 8192x8 pixels: one side may be at most 200 times the other]",

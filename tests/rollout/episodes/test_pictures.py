@@ -14,8 +14,8 @@ from services.common.domain.attempts import Grade, NoGradeReason, StopReason, To
 from services.common.domain.messages import TokenText, check_messages, decode_messages
 from services.common.domain.token_authors import Author
 from services.common.domain.trajectory import Trajectory
+from services.common.images.made_pictures import plain_picture
 from services.common.images.picture import Picture, PlacedPicture, ShownPicture
-from services.common.images.picture_files import draw_blank
 from services.common.images.placeholders import check_places
 from services.common.images.vision_family import VisionFamily
 from services.rollout.adapters.dialect_choice import choose_dialect
@@ -53,7 +53,7 @@ DIALECTS = {
 }
 APART = TemplateDialect(tokenizer_that_sees(seeing("tool")), pad=PAD)
 # Of 2, 6 and 12 tokens.
-SMALL, MIDDLE, LARGE = (draw_blank(*size) for size in ((64, 32), (96, 64), (128, 96)))
+SMALL, MIDDLE, LARGE = (plain_picture(*size) for size in ((64, 32), (96, 64), (128, 96)))
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>'
 DONE = "found <done>"
 
@@ -275,7 +275,7 @@ async def test_a_watched_prompt_has_a_picture_as_one_token() -> None:
 async def test_attempts_share_a_prompt_only_if_they_see_the_same() -> None:
     digests = {
         (await play(Screens(pictures, [""]), DONE))[0].facts.prompt_digest
-        for pictures in ([], [SMALL], [draw_blank(64, 33)], [SMALL, SMALL], [SMALL])
+        for pictures in ([], [SMALL], [plain_picture(64, 33)], [SMALL, SMALL], [SMALL])
     }
     assert len(digests) == 4
 
