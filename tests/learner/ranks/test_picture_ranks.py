@@ -21,6 +21,7 @@ from tests.learner.ranks.test_sharded_ranks import TOLERANCE, assert_same, confi
 from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.picture_batches import family_of, picture_batch
 from tests.support.rank_configs import policy_config
+from tests.support.vision_models import load_vision_model
 
 FROZEN = VisionConfig()
 TRAINED = VisionConfig(tower="trained", projector="trained")
@@ -96,7 +97,10 @@ async def test_two_make_the_steps_of_one_though_one_of_them_sees_nothing(
             expected = pytest.approx(one.metrics[name], rel=TOLERANCE, abs=TOLERANCE)
             assert other.metrics[name] == expected, name
     assert_same(weights, shared)
-    assert any(".visual." in name for name in weights) is vision.is_trained
+    base = dict(load_vision_model(folder).named_parameters())
+    moved = {name for name in weights if not np.array_equal(weights[name], base[name].detach())}
+    assert any(".visual." in name for name in weights)
+    assert any(".visual." in name for name in moved) is vision.is_trained
     assert others.canary_pictures == published.canary_pictures
     assert len(published.canary_pictures) == 1
     np.testing.assert_allclose(
