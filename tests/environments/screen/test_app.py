@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from environments.api import ENV_KEYS, Instance, ToolError, open_instance
 from environments.reference_policies import plan_calls
 from environments.screen.app import MIXED_UP
 from environments.screen.layout import COLOURS, HEIGHT, PLACE, PLACES, WIDTH
-from environments.task_generator import draw_scenario, make_data_id
+from environments.task_generator import Scenario, draw_scenario, make_data_id
 from environments.tasks import make_task, verifier_source
 from tests.environments.screen.looking import play_by_looking, read_places, use
 from tests.support.verifier_dialect import grade
@@ -31,10 +32,11 @@ def is_solved(instance: Instance) -> bool:
     return grade(verifier_source("screen", instance.scenario.kind), instance) == 1
 
 
-def presses(count: int, version: str = "v1") -> list[Instance]:
-    """Instances of tasks of one click."""
-    drawn = (open_screen(index, version) for index in range(4 * count))
-    return [instance for instance in drawn if instance.scenario.kind == "press"][:count]
+def presses(count: int, version: str = "v1") -> list[Scenario]:
+    """Tasks of one click."""
+    ids = (make_data_id("heldout", index) for index in range(4 * count))
+    drawn = (draw_scenario("screen", data_id, version) for data_id in ids)
+    return list(islice((task for task in drawn if task.kind == "press"), count))
 
 
 def test_a_policy_that_looks_solves_every_task() -> None:
@@ -45,7 +47,8 @@ def test_a_policy_that_looks_solves_every_task() -> None:
 
 
 def test_a_policy_that_looks_at_mixed_up_pictures_is_no_better_than_a_blind_one() -> None:
-    instances = presses(1200, MIXED_UP)
+    drawn = presses(1200, MIXED_UP)
+    instances = [open_instance("screen", task.data_id, MIXED_UP) for task in drawn]
     for instance in instances:
         play_by_looking(instance)
     # Four standard deviations of 1,200 tosses.
@@ -55,9 +58,9 @@ def test_a_policy_that_looks_at_mixed_up_pictures_is_no_better_than_a_blind_one(
 def test_no_place_holds_the_tile_that_is_asked_for_more_often_than_another() -> None:
     # Whatever a policy knows but the picture: the prompt is the colour.
     places: Counter[tuple[str, int, int]] = Counter()
-    for instance in presses(3600):
-        x, y = plan_calls(instance.scenario)[0][1]["coordinate"]
-        places[(str(instance.scenario.slots["first"]), x // PLACE, y // PLACE)] += 1
+    for task in presses(3600):
+        x, y = plan_calls(task)[0][1]["coordinate"]
+        places[(str(task.slots["first"]), x // PLACE, y // PLACE)] += 1
     assert len(places) == len(COLOURS) * len(PLACES)
     # Expected are 50 of each: up to five standard deviations away.
     assert min(places.values()) > 50 - 35
