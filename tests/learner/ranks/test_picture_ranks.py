@@ -134,7 +134,9 @@ async def test_a_canary_with_its_picture_is_compared_and_a_checkpoint_continued(
 
 
 @pytest.mark.usefixtures("forked_ranks")
-@pytest.mark.parametrize("shard", [True, False], ids=["split", "whole"])
+@pytest.mark.parametrize(
+    "shard", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["split", "whole"]
+)
 async def test_samples_of_an_older_tower_are_compared_under_it(
     shard: bool, vision_folder: Folders, tmp_path: Path
 ) -> None:

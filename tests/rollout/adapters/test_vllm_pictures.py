@@ -93,7 +93,11 @@ class Shown:
         assert np.abs(written.logprobs - expected).max() < TOLERANCE
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)],
+)
 async def shown(
     request: pytest.FixtureRequest, vision_folder: Callable[[str], Path]
 ) -> AsyncGenerator[Shown]:
