@@ -2,19 +2,22 @@
 
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.cli.plan_memory import describe_memory
+from services.launcher.cli.app import app
 from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.doctor.memory_estimate import GIB
-from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
+from services.launcher.run_spec import RunSpec, parse_spec
 from tests.launcher.doctor.test_vision_size import QWEN3_VL_8B, folder_of
+from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -106,18 +109,45 @@ def test_no_spec_says_that_it_does_not_train() -> None:
         assert not re.search("VISION|NOT TRAIN", path.read_text()), path.name
 
 
-@pytest.mark.parametrize("gib", [80, 141])
-async def test_the_vision_run_fits_gpus_of_these_sizes(tmp_path: Path, gib: int) -> None:
-    model = folder_of(tmp_path, QWEN3_VL_8B)
-    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
-    lines = await describe_memory(planned, tmp_path, (gib * GIB,) * 5)
-    assert len(lines) == 1, lines
-    assert "8.77 B parameters" in lines[0]
-    assert "2.3 GiB for pictures" in lines[0]
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
+    """`flotilla plan deploy/runs/vl-8b.toml --gpus SIZE`, where the model's settings are in the
+    hub's cache, and nothing else."""
+    model = tmp_path / "hub/models--Qwen--Qwen3-VL-8B-Instruct"
+    commit = "1" * 40
+    for path, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", "")):
+        (model / path).parent.mkdir(parents=True, exist_ok=True)
+        (model / path).write_text(text)
+    folder_of(model / "snapshots" / commit, QWEN3_VL_8B)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+    def plan(gpus: str) -> Result:
+        words = ["plan", "deploy/runs/vl-8b.toml", "--gpus", gpus, "--out", str(tmp_path / "out")]
+        with forged_services():
+            return CliRunner().invoke(app, words)
+
+    return plan
 
 
-async def test_the_vision_run_is_refused_on_gpus_that_are_too_small(tmp_path: Path) -> None:
-    model = folder_of(tmp_path, QWEN3_VL_8B)
-    planned = plan_of(ROOT / "deploy/runs/vl-8b.toml", f"--policy.model={model}")
-    with pytest.raises(BadSpecError, match=r"for KV beside 16\.3 GiB of weights"):
-        await describe_memory(planned, tmp_path, (20 * GIB,) * 5)
+@pytest.mark.parametrize("gpus", ["5x80GB", "5x141GB"])
+def test_the_vision_run_fits_gpus_of_these_sizes(
+    gpus: str, planned: Callable[[str], Result]
+) -> None:
+    done = planned(gpus)
+    assert done.exit_code == 0, done.output
+    [memory] = [line for line in done.output.splitlines() if "memory:" in line]
+    assert "8.77 B parameters" in memory
+    assert "2.3 GiB for pictures" in memory
+    warned = [line for line in done.output.splitlines() if line.startswith("warning")]
+    assert all("GiB" not in line for line in warned), warned
+    assert "vl-8b-rollout.yaml" in done.output
+
+
+def test_the_vision_run_is_refused_on_gpus_that_are_too_small(
+    planned: Callable[[str], Result],
+) -> None:
+    done = planned("5x20GB")
+    assert done.exit_code == 2, done.output
+    assert re.search(r"for KV beside 16\.3 GiB of weights", done.output), done.output

@@ -5,12 +5,10 @@ import io
 
 from PIL import Image, UnidentifiedImageError
 
+from services.common.images.picture_files import MOST_PIXELS
 from services.env_gateway.ports import Media
 from services.env_gateway.tools.computer_tool import ScreenSize, UnreadableImageError, make_media
 
-# A picture with more pixels is refused before decoding: a small file can hold a huge one.
-# The largest screens have 7680 x 4320.
-_MAX_PIXELS = 32 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 # Pillow's errors for broken files: SyntaxError is for chunks of PNG files.
 _BROKEN = (
@@ -33,7 +31,7 @@ async def scale_image(part: Media, max_side: int) -> Media:
 def _shrink_image(part: Media, max_side: int) -> Media:
     try:
         with Image.open(io.BytesIO(part.data), formats=_FORMATS) as image:
-            if image.width * image.height > _MAX_PIXELS:
+            if image.width * image.height > MOST_PIXELS:
                 raise UnreadableImageError(f"{image.width}x{image.height} pixels are too many")
             size = ScreenSize(image.width, image.height).fit_within(max_side)
             if (size.width, size.height) == image.size:

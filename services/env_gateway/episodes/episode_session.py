@@ -3,10 +3,10 @@ grade."""
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
+from services.common.aio.bounded_bytes import BoundedBytes
 from services.common.aio.change_signal import ChangeSignal
 from services.common.domain.attempts import Grade, NoGradeReason
 from services.common.telemetry.log import get_logger
@@ -34,12 +34,10 @@ _INLINE_TOTAL_BYTES = 512 * 2**10
 
 
 class MediaStore:
-    """Large parts of one episode by hash, the oldest dropped beyond `max_bytes`."""
+    """Large parts of one episode by hash, those used last of `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._size = 0
-        self._media: OrderedDict[bytes, Media] = OrderedDict()
+        self._media: BoundedBytes[bytes, Media] = BoundedBytes(max_bytes, lambda media: media.size)
 
     def get_media(self, sha256: bytes) -> Media | None:
         return self._media.get(sha256)
@@ -59,14 +57,8 @@ class MediaStore:
         )
 
     def _store_media(self, large: "_Large") -> Media:
-        media = large.media
-        if media.sha256 not in self._media:
-            self._media[media.sha256] = media
-            self._size += media.size
-        while self._size > self._max_bytes and len(self._media) > 1:
-            _, dropped = self._media.popitem(last=False)
-            self._size -= dropped.size
-        return media.without_data()
+        self._media.keep(large.media.sha256, large.media)
+        return large.media.without_data()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 A tower that is split over ranks is no unit of its own: it is gathered with the embeddings, so that
 a rank whose packs show no picture waits for none."""
 
-from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.common.aio.bounded_bytes import BoundedBytes
 from services.common.images.made_pictures import noise_picture, plain_picture
 from services.common.images.picture import Picture, PlacedPicture, ShownPicture
 from services.common.images.pixels import PixelReader
@@ -43,9 +43,7 @@ class PixelStore:
     def __init__(self, reader: PixelReader) -> None:
         self.reader = reader
         self._files: Mapping[str, bytes] = {}
-        # Last used last.
-        self._kept: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
-        self._size = 0
+        self._kept: BoundedBytes[str, NDArray[np.float32]] = BoundedBytes(_KEPT_BYTES, _size_of)
         self._ahead: dict[str, Future[NDArray[np.float32]]] = {}
         self._worker = ThreadPoolExecutor(1, "pixels")
 
@@ -59,7 +57,7 @@ class PixelStore:
         finally:
             self._files = before
             for sha256 in files.keys() - before.keys():
-                self._forget(sha256)
+                self._kept.drop(sha256)
                 if (begun := self._ahead.pop(sha256, None)) is not None:
                     begun.cancel()
 
@@ -78,12 +76,7 @@ class PixelStore:
         found = self._kept.get(place.sha256)
         if found is None:
             found = self._take(place)
-            self._kept[place.sha256] = found
-            self._size += found.nbytes
-            while self._size > _KEPT_BYTES and len(self._kept) > 1:
-                self._forget(next(iter(self._kept)))
-        else:
-            self._kept.move_to_end(place.sha256)
+            self._kept.keep(place.sha256, found)
         return found
 
     def _take(self, place: PlacedPicture) -> NDArray[np.float32]:
@@ -103,10 +96,6 @@ class PixelStore:
                 " policy.vision, pillow and transformers"
             )
         return read.values
-
-    def _forget(self, sha256: str) -> None:
-        dropped = self._kept.pop(sha256, None)
-        self._size -= 0 if dropped is None else dropped.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +222,10 @@ def key_pictures(
         run = slice(place.offset, place.offset + family.count(place.grid))
         keys[run] = np.uint64(int(place.sha256[:16], 16) | 1 << 63)
     return keys
+
+
+def _size_of(pixels: NDArray[np.float32]) -> int:
+    return pixels.nbytes
 
 
 def _describe(grid: Sequence[int]) -> str:

@@ -1,12 +1,12 @@
 """Content parts of the env_gateway, as the policy reads them: texts, and pictures if it sees."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common.aio.bounded_bytes import BoundedBytes
 from services.common.images.picture import Picture
 from services.common.images.picture_files import MOST_BYTES, check_bytes
 from services.common.images.picture_process import PictureProcess
@@ -30,7 +30,8 @@ class ContentPartReader:
     def __init__(self, stub: "EpisodeServiceAsyncStub", family: VisionFamily | None = None) -> None:
         self._stub = stub
         self._family = family
-        self._known = _KeptPictures()
+        # Pictures, or refusals, by the gateway's hash.
+        self._known: BoundedBytes[bytes, Picture | str] = BoundedBytes(MOST_KEPT_BYTES, _size_of)
         # Of pictures that are being read, by hash: concurrent attempts wait for the same one.
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._readers: asyncio.Queue[PictureProcess] = asyncio.Queue()
@@ -122,25 +123,5 @@ class ContentPartReader:
         return bytes(data)
 
 
-class _KeptPictures:
-    """Pictures, or refusals, by the gateway's hash: those that were used last."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, Picture | str] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, sha256: bytes) -> Picture | str | None:
-        if sha256 in self._kept:
-            self._kept.move_to_end(sha256)
-        return self._kept.get(sha256)
-
-    def keep(self, sha256: bytes, shown: Picture | str) -> None:
-        self._kept[sha256] = shown
-        self._bytes += _size(shown)
-        while self._bytes > MOST_KEPT_BYTES:
-            _, dropped = self._kept.popitem(last=False)
-            self._bytes -= _size(dropped)
-
-
-def _size(shown: Picture | str) -> int:
+def _size_of(shown: Picture | str) -> int:
     return len(shown.data) if isinstance(shown, Picture) else len(shown)

@@ -77,6 +77,20 @@ def test_x_and_y_of_a_tool_without_a_screen_are_no_point() -> None:
     assert points({"x": 1, "y": 2}, f"Moves. {RELATIVE}", name="mouse_move") != []
 
 
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ("", (683, 192)),
+        ("x and y are normalized to 0 to 1000, of a 1366x768 screen.", (683, 192)),
+        ("Clicks. Coordinates are [x, y] with x from 0 to 1365 and y from 0 to 767.", (500, 250)),
+    ],
+)
+def test_tools_of_fleets_cua_server_point_in_thousandths_unless_they_are_described_anew(
+    description: str, expected: tuple[float, float]
+) -> None:
+    assert points({"x": 500, "y": 250}, description, name="mouse_click") == [expected]
+
+
 def test_a_mark_names_the_turn_and_the_action() -> None:
     mark = mark_call(
         EpisodeCall("c", "computer", {"action": "left_click", "coordinate": [1, 2]}), "", 3, SCREEN

@@ -24,6 +24,7 @@ from services.reading.inspector.queries.attempt_search import AttemptSearch
 from services.reading.inspector.queries.run_folders import read_journal
 from services.reading.inspector.queries.run_library import RunLibrary
 from services.reading.metric_series import MetricSeries
+from services.rollout.dialects import full
 from tests.reading.inspector.made_runs import (
     RUN,
     MadeAttempt,
@@ -187,6 +188,37 @@ def test_pruned_tokens_are_missed_and_the_outcome_stays(tmp_path: Path) -> None:
     episode = RunLibrary(tmp_path / "runs", load_run_tokenizer).open(RUN).shelf.read(KEY)
     assert episode.pruned and episode.tracks == ()
     assert episode.row.reward == 1.0
+
+
+COMPUTER = {
+    "name": "computer",
+    "description": "Coordinates are [x, y] with x from 0 to 999 and y from 0 to 999.",
+    "parameters": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize("told", ["by the template", "by the dialect", "wrongly", "not at all"])
+def test_tools_are_known_whether_template_or_dialect_explains_them(
+    told: str, tmp_path: Path
+) -> None:
+    schemas = [{"type": "function", "function": COMPUTER}]
+    said = full.system_text(schemas)
+    said = {"by the dialect": said, "wrongly": said.partition("parameters")[0]}.get(told, "")
+    (author, _), *rest = conversation(2)
+    prompt = f"<|im_start|>system\n{said}<|im_end|>\n" if said else ""
+    prompt += "<|im_start|>user\nOpen the mail.<|im_end|>\n<|im_start|>assistant\n"
+    tools = json.dumps(schemas).encode() if told == "by the template" else b""
+
+    async def make() -> None:
+        run = open_run(tmp_path / "runs")
+        await run.journal.begin_epoch(1)
+        await run.add_group([MadeAttempt([(author, prompt), *rest], 1.0, tools=tools)])
+        await run.journal.close()
+
+    run_apart(make())
+    episode = RunLibrary(tmp_path / "runs", load_run_tokenizer).open(RUN).shelf.read(KEY)
+    known = {"computer": COMPUTER["description"]}
+    assert episode.tools == (known if told.startswith("by") else {})
 
 
 def test_windows_of_tokens_have_the_texts_of_the_whole(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import reprlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
+from services.common.aio.bounded_bytes import BoundedBytes
 from services.common.aio.bounded_dict import BoundedDict
 from services.common.tasks.task_format import Task
 from services.common.telemetry.log import get_logger
@@ -134,17 +134,15 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self._schemas: BoundedDict[tuple[str, str], dump.Schema] = BoundedDict(_KEPT)
-        self._seeds: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
+        self.seeds: BoundedBytes[tuple[str, ...], bytes] = BoundedBytes(_SEED_BYTES_KEPT, len)
         self._places = asyncio.Semaphore(2)
-        self.kept_bytes = 0
 
     async def get_snapshot(
         self, db: str, state: InitialState, query: QueryDatabase
     ) -> bytes | None:
         """Return a whole database; None if the verifier's own queries are cheaper. `query(db, sql)`
         queries the instance."""
-        if db == "seed" and (seed := self._seeds.get(state.seed)) is not None:
-            self._seeds.move_to_end(state.seed)
+        if db == "seed" and (seed := self.seeds.get(state.seed)) is not None:
             return seed
         try:
             content = await self._fetch_database(db, state.env, query)
@@ -154,15 +152,8 @@ class SnapshotCache:
             _LOG.debug("database_not_copied", env=state.env[0], why=str(error))
             return None
         if db == "seed" and content is not None:
-            self._keep_seed(state.seed, content)
+            self.seeds.keep(state.seed, content)
         return content
-
-    def _keep_seed(self, seed: tuple[str, ...], content: bytes) -> None:
-        # Two attempts at a task may have fetched it concurrently.
-        self.kept_bytes += len(content) - len(self._seeds.pop(seed, b""))
-        self._seeds[seed] = content
-        while self.kept_bytes > _SEED_BYTES_KEPT or len(self._seeds) > _KEPT:
-            self.kept_bytes -= len(self._seeds.popitem(last=False)[1])
 
     async def _fetch_database(
         self, db: str, env: tuple[str, str], query: QueryDatabase

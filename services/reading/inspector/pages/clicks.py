@@ -1,7 +1,8 @@
 """Where a policy's calls point on the screen that it saw. Pure.
 
 The description of the tool, as the policy read it, tells the units of the points: a range, numbers
-from 0 to 1, or the size of the screen; without any, they are pixels of the picture."""
+from 0 to 1, or the size of the screen. Without any, they are thousandths of the screen for tools of
+Fleet's CUA server, and pixels of the picture for others."""
 
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ _NORMALIZED = re.compile(r"\bfrom 0 to 1\b")
 _SIZE = re.compile(r"\b([1-9]\d{2,4})\s?[x×]\s?([1-9]\d{2,4})\b")  # noqa: RUF001
 # Tools that point at a screen, whatever their description says.
 _SCREEN_TOOLS = ("computer",)
+_THOUSANDTHS_TOOLS = ("mouse_click", "mouse_move", "mouse_drag")
 _LISTS = ("start_coordinate", "coordinate", "path")
 _PAIRS = (("x_start", "y_start"), ("x_end", "y_end"), ("x", "y"))
 _VERBS = ("action", "type")
@@ -36,7 +38,7 @@ class Mark:
 
 def mark_call(call: EpisodeCall, description: str, turn: int, size: tuple[int, int]) -> Mark | None:
     """Return the mark of a call on a picture of such a size; None if it does not point at it."""
-    units = _find_units(description)
+    units = _find_units(call.name, description)
     if isinstance(call.arguments, str) or not (units or call.name in _SCREEN_TOOLS):
         return None
     scale = [shown / own for shown, own in zip(size, units or size, strict=True)]
@@ -47,12 +49,15 @@ def mark_call(call: EpisodeCall, description: str, turn: int, size: tuple[int, i
     return Mark(f"turn {turn}, {verb[:40]}", tuple(points))
 
 
-def _find_units(description: str) -> tuple[int, int] | None:
-    """Return the range of x and y, exclusive; None if the description names none."""
+def _find_units(name: str, description: str) -> tuple[int, int] | None:
+    """Return the range of x and y, exclusive; None if neither the tool's name nor its description
+    tells it."""
     if found := _RANGE.search(description):
         return int(found[1]) + 1, int(found[2]) + 1
     if _NORMALIZED.search(description):
         return 1, 1
+    if name in _THOUSANDTHS_TOOLS:
+        return 1000, 1000
     found = _SIZE.search(description)
     return (int(found[1]), int(found[2])) if found else None
 

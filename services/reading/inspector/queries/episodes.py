@@ -1,9 +1,11 @@
 """One attempt: its messages, its outcome, and its tokens."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -35,6 +37,8 @@ from services.reading.inspector.queries.run_folders import NotFoundError, read_j
 from services.reading.inspector.queries.token_tracks import TokenTrack, make_track
 
 _CACHED_STEPS, _CACHED_EPISODES = 2, 4
+# Where a prompt's array of function schemas begins.
+_SCHEMAS = re.compile(r'\[\s*\{\s*"type":\s*"function"')
 # Most tokens that a character of four bytes may be spread over, and a few to be sure.
 _LEAD = 8
 
@@ -62,7 +66,7 @@ class Episode:
     tracks: tuple[TokenTrack, ...]
     tokenizer: RunTokenizer
     pruned: bool
-    # Descriptions of the tools that the chat template was given, by name.
+    # Descriptions of the tools as the prompt has them, by name.
     tools: Mapping[str, str]
 
     def texts_of(self, sequence: int, start: int, end: int) -> list[str]:
@@ -107,7 +111,7 @@ class EpisodeShelf:
             if known := self._find(key, group, pruned):
                 return known
             trajectory = _load(db, key)
-            tools = _describe_tools(tools_of(db, trajectory.facts.tool_schema_digest))
+            tools = tools_of(db, trajectory.facts.tool_schema_digest)
         episode = self._build(row, group, trajectory, tools, pruned)
         with self._lock:
             self._episodes[key] = episode
@@ -138,7 +142,7 @@ class EpisodeShelf:
         row: TryRow,
         group: GroupRow,
         trajectory: Trajectory,
-        tools: Mapping[str, str],
+        tools: bytes,
         pruned: bool,
     ) -> Episode:
         tokenizer = self._tokenizer
@@ -150,8 +154,9 @@ class EpisodeShelf:
             found = stats.get((key, number))
             why = note or ("" if found else row.unused or "the step did not use it")
             tracks.append(make_track(sequence, found, why))
+        described = _describe_tools(json.loads(tools)) if tools else _find_tools(sequences)
         return Episode(
-            *(row, group, trajectory, sequences, tuple(tracks), tokenizer, pruned), tools=tools
+            *(row, group, trajectory, sequences, tuple(tracks), tokenizer, pruned), tools=described
         )
 
     def _stats_of(self, group: GroupRow) -> tuple[Mapping[SequenceKey, SequenceStats], str]:
@@ -218,8 +223,21 @@ def _with_files(db: sqlite3.Connection, group_id: str, sequence: Sampled) -> Sam
     return replace(sequence, media=media)
 
 
-def _describe_tools(tools: bytes) -> dict[str, str]:
-    """Return the descriptions in a JSON array of function schemas, as the learner accepts it."""
-    rows = json.loads(tools) if tools else []
+def _find_tools(sequences: Sequence[SequenceText]) -> dict[str, str]:
+    """Return the descriptions of tools that a prompt itself explains: chat templates for models
+    that were trained without tools are given none."""
+    messages = sequences[0].messages if sequences else ()
+    for message in takewhile(lambda each: each.role != "assistant", messages):
+        if begun := _SCHEMAS.search(message.content):
+            try:
+                rows, _ = json.JSONDecoder().raw_decode(message.content, begun.start())
+            except (ValueError, RecursionError):
+                return {}
+            return _describe_tools(rows)
+    return {}
+
+
+def _describe_tools(rows: Sequence[object]) -> dict[str, str]:
+    """Return the descriptions in function schemas."""
     functions = [as_object(as_object(row).get("function")) for row in rows]
     return {str(each.get("name")): str(each.get("description", "")) for each in functions}
