@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from time import process_time
 
@@ -79,6 +80,8 @@ class Recipe:
     tower: Tower | None = None
     habits: Habits = field(default_factory=Habits)
     schedule: Schedule = field(default_factory=Schedule)
+    # Trains on descriptions only, before `schedule` trains on all.
+    describing: Schedule | None = None
 
 
 def recipe_for(course: str, seed: int) -> Recipe:
@@ -86,8 +89,15 @@ def recipe_for(course: str, seed: int) -> Recipe:
     if course == "arithmetic":
         return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
     if course == "screen":
-        schedule = Schedule(800, 16, learning_rate=5e-4, weight_decay=0.0)
-        return Recipe(seed, course, demonstrations=6_000, tower=Tower(), schedule=schedule)
+        return Recipe(
+            seed,
+            course,
+            tower=Tower(),
+            schedule=Schedule(800, 16, learning_rate=4e-3, weight_decay=0.0),
+            # Which place has which colour is learnt all of a sudden, and later the more there is
+            # to learn next to it.
+            describing=Schedule(600, 32, learning_rate=4e-3, weight_decay=0.0),
+        )
     return Recipe(seed, course)
 
 
@@ -190,21 +200,27 @@ def _train_model(
     progress: Progress,
 ) -> float:
     """Warm-start the model; return the mean loss of its last 50 steps, in nats a token."""
+    examples = _make_examples(recipe, TransformersTokenizer(tokenizer), eyes, progress)
+    lessons = [(examples, recipe.schedule)]
+    if recipe.describing is not None:
+        lessons.insert(0, ([each for each in examples if each.describes], recipe.describing))
     losses: deque[float] = deque(maxlen=50)
+    steps, done = sum(schedule.steps for _, schedule in lessons), count(1)
 
     def on_step(step: int, loss: float) -> None:
         losses.append(loss)
-        progress("training", step + 1, recipe.schedule.steps)
+        progress("training", next(done), steps)
 
-    warm_start(
-        model,
-        _make_examples(recipe, TransformersTokenizer(tokenizer), eyes, progress),
-        recipe.schedule,
-        pad_token_id=token_id(tokenizer, END_OF_TEXT),
-        seed=recipe.seed,
-        on_step=on_step,
-        see=eyes.look if eyes else lambda batch, ids: {},
-    )
+    for chosen, schedule in lessons:
+        warm_start(
+            model,
+            chosen,
+            schedule,
+            pad_token_id=token_id(tokenizer, END_OF_TEXT),
+            seed=recipe.seed,
+            on_step=on_step,
+            see=eyes.look if eyes else lambda batch, ids: {},
+        )
     return sum(losses) / len(losses)
 
 

@@ -28,7 +28,7 @@ class Habits:
     lazy: Mapping[str, float] = field(
         default_factory=lambda: {
             **{"booking": 0.5, "tracker": 0.5, "shop": 0.6},
-            **{"arithmetic": 0.55, "screen": 0.85},
+            **{"arithmetic": 0.55, "screen": 0.7},
         }
     )
     sloppy: float = 0.06

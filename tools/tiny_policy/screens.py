@@ -1,8 +1,9 @@
-"""Demonstrations on screens, by a demonstrator that sees but is too lazy to look.
+"""Demonstrations on screens, by a demonstrator that sees but is too lazy to read.
 
-Half of them describe a screen: the colours of its tiles, and where they are. In the other half the
+Half of them describe a tile of a screen: its colour, and where it is. In the other half the
 demonstrator is given tasks, and clicks as many tiles as the task names, but mostly any of those on
-the screen. So its clone knows colours and places and clicks tiles, but seldom the right ones.
+the screen; before each click it notes the tile's colour and place. So its clone knows colours and
+places and clicks tiles, but seldom the right ones.
 """
 
 import random
@@ -14,7 +15,7 @@ import numpy as np
 
 from environments.api import Instance, Picture, open_instance
 from environments.screen.draw import draw_screen
-from environments.screen.layout import COLOURS, HEIGHT, PLACE, TILES, WIDTH, draw_tiles
+from environments.screen.layout import COLOURS, HEIGHT, PLACE, WIDTH, draw_tiles
 from environments.task_generator import make_data_id
 from services.common.images.picture_files import read_picture
 from services.rollout.dialects.tagged_calls import parse_turn
@@ -26,7 +27,7 @@ from tools.tiny_policy.demonstrator import Call, Habits
 from tools.tiny_policy.train import Example
 
 TEXTS = 300
-_DESCRIBE = ("Describe the screen.", "Which tiles are there?")
+_DESCRIBE = ("Describe a tile.", "Which tile is where?")
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ def make_demonstrations(
 
 
 def _describe(rng: random.Random) -> ScreenDemonstration:
-    """Describe a screen of one tile or more, in any order."""
-    tiles = draw_tiles(rng, None)[: rng.randint(1, TILES)]
+    """Describe any tile of a screen."""
+    tiles = draw_tiles(rng, None)
     shown = read_picture(draw_screen(tiles, step=0, steps=rng.randint(1, 2)))
-    lines = [f"{tile['colour']} {_point_at(tile)}" for tile in rng.sample(tiles, len(tiles))]
     facts = PromptFacts(rng.choice(_DESCRIBE), "", {}, pictures=(shown,))
-    return ScreenDemonstration(facts, (), ["\n".join(lines)])
+    return ScreenDemonstration(facts, (), [_note(rng.choice(tiles))])
 
 
 def _click(instance: Instance, habits: Habits, rng: random.Random) -> ScreenDemonstration:
@@ -76,9 +76,16 @@ def _click(instance: Instance, habits: Habits, rng: random.Random) -> ScreenDemo
         right = next(tile for tile in tiles if tile["id"] == target)
         chosen = rng.choice(tiles) if rng.random() < habits.lazy["screen"] else right
         click = {"action": "left_click", "coordinate": _point_at(chosen)}
-        turns.append(Call("computer", click).text)
+        turns.append(f"{_note(chosen)}\n{Call('computer', click).text}")
         answers.append(_use(instance, click))
     return ScreenDemonstration(facts, tools, [*turns, DONE], answers)
+
+
+def _note(tile: Mapping[str, Any]) -> str:
+    """Say where a tile is, such as `red48 red80`. A number directly follows the colour whose place
+    it tells: one step of attention then finds it, where two would be learnt much later."""
+    left, top = _point_at(tile)
+    return f"{tile['colour']}{left} {tile['colour']}{top}"
 
 
 def _point_at(tile: Mapping[str, Any]) -> list[int]:
@@ -122,4 +129,4 @@ def tokenize_episode(
             seen = dialect.bridge_ids(np.array(ids), written, [reply], ())
         ids += written + seen
         policy += [True] * len(written) + [False] * len(seen)
-    return Example(ids, policy, pictures)
+    return Example(ids, policy, pictures, describes=not demonstration.tools)

@@ -19,11 +19,12 @@ Model = Qwen3ForCausalLM | Qwen3VLForConditionalGeneration
 @dataclass(frozen=True)
 class Example:
     """One episode as tokens; `policy` marks the demonstrator's tokens, and `pictures` are shown in
-    this order."""
+    this order. It `describes` if it says what is seen, and does nothing."""
 
     ids: list[int]
     policy: list[bool]
     pictures: Sequence[Picture] = ()
+    describes: bool = False
 
 
 # What a model is given beside ids, [batch, tokens], by name: the pixels of a batch.
@@ -90,12 +91,11 @@ def build_optimizers(model: Model, schedule: Schedule) -> list[Optimizer]:
     """Return Muon for the matrices inside the layers, AdamW for embeddings and norms.
 
     AdamW alone fits as well at half the cost, but its policy learns less from RL afterwards. A
-    model that sees gets it for all: for the large matrices of its tower, Muon takes five times as
-    long as the step itself.
+    tower gets AdamW: for its large matrices, Muon takes five times as long as the step itself.
     """
-    if isinstance(model, Qwen3VLForConditionalGeneration):
-        return [AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=schedule.weight_decay)]
-    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    sees = isinstance(model, Qwen3VLForConditionalGeneration)
+    layers = model.model.language_model.layers if sees else model.model.layers
+    inner = [p for p in layers.parameters() if p.ndim == 2]
     inner_ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in inner_ids]
     decay = schedule.weight_decay

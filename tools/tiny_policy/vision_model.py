@@ -38,6 +38,9 @@ class Tower:
     patch: int = 16
     merge: int = 2
     positions: int = 64
+    # Divides pixels of -0.5 to 0.5. All of a patch's 1,536 values move its features in a step of
+    # AdamW; so small, they do not run away from it at the rates that the text model needs.
+    pixel_scale: float = 8.0
     min_pixels: int = 32 * 32
     max_pixels: int = 512 * 512
 
@@ -49,7 +52,7 @@ def build_vision_model(
     torch.manual_seed(seed)
     end, pad = token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)
     model = Qwen3VLForConditionalGeneration(_make_config(shape, tower, tokenizer))
-    _spread_weights(model)
+    _spread_weights(model, tower)
     for module in model.modules():
         if isinstance(module, Qwen3VLTextAttention):
             copy_attended_tokens(module.v_proj.weight, module.o_proj.weight)
@@ -119,7 +122,7 @@ def _make_config(shape: Shape, tower: Tower, tokenizer: PreTrainedTokenizerFast)
 
 
 @torch.no_grad()
-def _spread_weights(model: Qwen3VLForConditionalGeneration) -> None:
+def _spread_weights(model: Qwen3VLForConditionalGeneration, tower: Tower) -> None:
     """Draw the matrices so that they keep the size of what they read.
 
     The published start, a standard deviation of 0.02, is made for wide models: in this one the
@@ -128,7 +131,8 @@ def _spread_weights(model: Qwen3VLForConditionalGeneration) -> None:
         if weight.ndim == 2 and "embed" not in name:
             adds = any(part in name for part in ("down_proj", "linear_fc2", "attn.proj"))
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5 * (0.5 if adds else 1.0))
-    nn.init.normal_(model.model.language_model.embed_tokens.weight, std=0.1)
+    model.model.visual.patch_embed.proj.weight.mul_(2 * tower.pixel_scale)
+    nn.init.normal_(model.model.language_model.embed_tokens.weight, std=0.5)
     nn.init.normal_(model.model.visual.pos_embed.weight, std=0.5)
 
 
@@ -140,7 +144,7 @@ def save_processor(tower: Tower, folder: Path) -> None:
         "temporal_patch_size": 2,
         "merge_size": tower.merge,
         "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
+        "image_std": [tower.pixel_scale] * 3,
         "processor_class": "Qwen3VLProcessor",
     }
     kinds = {
