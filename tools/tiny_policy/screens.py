@@ -1,9 +1,9 @@
 """Demonstrations on screens, by a demonstrator that sees but is too lazy to read.
 
-Half of them describe a tile of a screen: its colour, and where it is. In the other half the
-demonstrator is given tasks, and clicks as many tiles as the task names, but mostly any of those on
-the screen; before each click it notes the tile's colour and place. So its clone knows colours and
-places and clicks tiles, but seldom the right ones.
+Half of them say where a tile of a screen is: any tile, or the one of a colour. In the other half
+the demonstrator is given tasks, and clicks as many tiles as the task names, but mostly any of those
+on the screen; before each click it notes the tile's colour and place. So its clone knows colours
+and places and clicks tiles, but seldom the right ones.
 """
 
 import random
@@ -27,7 +27,7 @@ from tools.tiny_policy.demonstrator import Call, Habits
 from tools.tiny_policy.train import Example
 
 TEXTS = 300
-_DESCRIBE = ("Describe a tile.", "Which tile is where?")
+_ANY = "Which tile is where?"
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ def make_demonstrations(
 
 
 def _describe(rng: random.Random) -> ScreenDemonstration:
-    """Describe any tile of a screen."""
+    """Describe any tile of a screen, or the one of the colour that is asked for."""
     tiles = draw_tiles(rng, None)
     shown = read_picture(draw_screen(tiles, step=0, steps=rng.randint(1, 2)))
-    facts = PromptFacts(rng.choice(_DESCRIBE), "", {}, pictures=(shown,))
-    return ScreenDemonstration(facts, (), [_note(rng.choice(tiles))])
+    tile = rng.choice(tiles)
+    question = rng.choice((_ANY, f"Where is {tile['colour']}?"))
+    return ScreenDemonstration(PromptFacts(question, "", {}, pictures=(shown,)), (), [_note(tile)])
 
 
 def _click(instance: Instance, habits: Habits, rng: random.Random) -> ScreenDemonstration:
