@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from services.common.domain.policy import PolicyId
 from services.learner.rank.canary import canary_token_ids
@@ -55,7 +55,7 @@ class AdaptedLearner:
         )
         self.version = 0
         self.canary = np.zeros(0, np.float32)
-        self._folder = folder
+        self.folder = folder
 
     def train(self) -> None:
         self.version += 1
@@ -80,7 +80,9 @@ class AdaptedLearner:
         """Return a model without adapters that is the same policy."""
         adapters = self.models.policy.adapters
         assert adapters is not None
-        model = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32).eval()
+        sees = self.setup.policy.vision is not None
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model = kind.from_pretrained(self.folder, dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             parameter.copy_(adapters.merge(name, parameter.clone()))
         return model

@@ -76,25 +76,27 @@ def _on_cpu(module: torch.nn.Module) -> bool:
     return all(parameter.device.type == "cpu" for parameter in module.parameters())
 
 
-def _weights_of(module: torch.nn.Module) -> frozenset[int]:
-    """Return the identities of a module's own parameters: a tied head has another's."""
-    return frozenset(id(parameter) for parameter in module.parameters(recurse=False))
+def _weights_of(module: torch.nn.Module) -> Mapping[str, int]:
+    """Return the identities of a module's own parameters by name: a tied head has another's."""
+    return {name: id(parameter) for name, parameter in module.named_parameters(recurse=False)}
 
 
-def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, frozenset[int]]) -> None:
-    """Raise RuntimeError if a module would keep its old weights because none have come for it.
+def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, Mapping[str, int]]) -> None:
+    """Raise RuntimeError if a parameter would keep its old weights, or have none, because none have
+    come for it.
 
-    A module that only shares weights of others gets them from there."""
-    unloaded: list[str] = []
+    One that only shares weights of others gets them from there."""
+    lacking: dict[str, int] = {}
     come: set[int] = set()
     for name, module in model.named_modules():
-        info = get_layerwise_info(module)
-        if info.can_load() and info.load_numel == 0:
+        info, own = get_layerwise_info(module), owned[name]
+        left: set[str] = set()
+        if info.can_load():
             parameters, _ = info.restore_metadata
-            unloaded += [name] if parameters else []
-        else:
-            come |= owned[name]
-    kept = [name for name in unloaded if not owned[name] <= come]
+            left = parameters.keys() - {loaded for loaded, _ in info.loaded_weights}
+        come |= {own[each] for each in own.keys() - left}
+        lacking |= {f"{name}.{each}": own[each] for each in sorted(own.keys() & left)}
+    kept = [name for name, identity in lacking.items() if identity not in come]
     if kept:
         raise RuntimeError(f"no weights have come for {', '.join(kept)}")
 

@@ -4,8 +4,8 @@ are served.
 One engine of each kind serves its tests, in their order."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,28 +14,22 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.images.pixels import PixelReader, Pixels
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
+from services.common.images.vision_family import load_vision_family
+from services.common.spec.spec import VisionConfig
 from services.rollout.adapters.vllm_pictures import EnginePictures, read_pictures
 from services.rollout.ports import EngineError
-from services.rollout.types import Completion, Sampling
-from tests.rollout.adapters.tiny_engines import NEVER, TOLERANCE, tiny_config
+from services.rollout.types import Sampling
+from services.rollout.work.burn_in import end_with_picture
+from tests.rollout.adapters.seeing_engines import Shown, check_requests_in_flight, serving
+from tests.rollout.adapters.test_vllm_transfer import offered, sending
+from tests.rollout.adapters.tiny_engines import TOLERANCE
 from tests.support.loop_watch import watched_loop
 from tests.support.tiny_model import perturbed, publish
-from tests.support.vision_models import (
-    draw_picture,
-    load_vision_model,
-    show_pictures,
-    vision_inputs,
-    vision_logprobs,
-)
+from tests.support.vision_models import draw_picture, show_pictures
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -48,49 +42,6 @@ pytestmark = [
 # The most that a picture may hold the event loop.
 STALL_S = 0.05
 SCREEN = (1366, 768)
-# Room in vLLM's core for the pixels of some small pictures, and of no screen.
-CACHE_GB = 0.001
-
-
-@dataclass(slots=True)
-class Shown:
-    """A live engine that is shown pictures, and how they are to be read; `model` is served."""
-
-    engine: VllmEngine
-    family: VisionFamily
-    reader: PixelReader
-    model: PreTrainedModel
-    version: int = 0
-
-    async def serve(self, model: PreTrainedModel, folder: Path, *, reload: bool = False) -> None:
-        """Have the engine serve other weights: by the next version, or by the same."""
-        self.version += not reload
-        update = publish(model, folder / f"{self.version}-{reload}.safetensors", self.version)
-        await self.engine.load_weights(replace(update, reload=reload), Path(update.location))
-        self.model = model
-
-    def expect(
-        self, ids: NDArray[np.int32], shown: Sequence[ShownPicture], *, banned: bool = True
-    ) -> NDArray[np.float32]:
-        """Return the logprobs of tokens by the model as transformers computes them."""
-        ids_left_out = self.family.banned_ids if banned else ()
-        inputs = vision_inputs(ids, shown, self.family, self.reader)
-        return vision_logprobs(self.model, inputs, banned=ids_left_out)
-
-    async def sample(self, seeds: Sequence[int], tokens: int = 32, seed: int = 3) -> Completion:
-        """Have the policy write after pictures drawn by `seeds`; check its logprobs."""
-        ids, shown = show_pictures(self.family, [draw_picture(each) for each in seeds])
-        written = await self.engine.generate(ids, Sampling(1.0, seed), tokens, pictures=shown)
-        assert [span.policy for span in written.spans] == [self.engine.policy]
-        self.check(ids, shown, written)
-        return written
-
-    def check(
-        self, ids: NDArray[np.int32], shown: Sequence[ShownPicture], written: Completion
-    ) -> None:
-        """Check what the served weights wrote."""
-        expected = self.expect(np.concatenate([ids, written.token_ids]), shown)[len(ids) - 1 :]
-        assert np.abs(written.logprobs - expected).max() < TOLERANCE
 
 
 @pytest_asyncio.fixture(
@@ -101,17 +52,9 @@ class Shown:
 async def shown(
     request: pytest.FixtureRequest, vision_folder: Callable[[str], Path]
 ) -> AsyncGenerator[Shown]:
-    folder = vision_folder(request.param)
     vision = VisionConfig(tower="trained", projector="trained")
-    policy = PolicyConfig(model=str(folder), dtype="float32", max_model_len=2048, vision=vision)
-    family = load_vision_family(folder, vision)
-    reader = PixelReader(folder, family)
-    config = tiny_config(options={"mm_processor_cache_gb": CACHE_GB})
-    engine = await VllmEngine.start_engine(config, ServedModel(folder, policy, [NEVER]))
-    try:
-        yield Shown(engine, family, reader, load_vision_model(folder))
-    finally:
-        await engine.close()
+    async with serving(vision_folder(request.param), vision) as found:
+        yield found
 
 
 async def test_pictures_are_seen_as_the_served_weights_see_them(
@@ -164,54 +107,38 @@ async def test_ids_of_pictures_are_never_sampled_and_have_no_share(
 
 
 async def test_requests_in_flight_go_on_by_the_new_weights(shown: Shown, tmp_path: Path) -> None:
-    """Each token has the logprob of the weights that wrote it, on the keys and values that they and
-    those before them computed."""
-    old = shown.model
-    ids, pictures = show_pictures(shown.family, [draw_picture(21), draw_picture(22)])
-    running = [
-        asyncio.create_task(shown.engine.generate(ids, Sampling(1.0, seed), 900, pictures=pictures))
-        for seed in range(12)
-    ]
-    await asyncio.sleep(0.5)
-    await shown.serve(perturbed(old, 9), tmp_path)
-    await shown.sample([21, 22])
-    across = [each for each in await asyncio.gather(*running) if len(each.spans) == 2]
-    assert across, "no request was in flight while the weights changed"
-    for written in across[:4]:
-        whole = np.concatenate([ids, written.token_ids])
-        switch = len(ids) + written.spans[0].length
-        expected = switched_logprobs(shown, old, whole, pictures, switch)[len(ids) - 1 :]
-        assert np.abs(written.logprobs - expected).max() < TOLERANCE
+    await check_requests_in_flight(shown, lambda: shown.serve(perturbed(shown.model, 9), tmp_path))
 
 
-def switched_logprobs(
-    shown: Shown,
-    old: PreTrainedModel,
-    ids: NDArray[np.int32],
-    pictures: Sequence[ShownPicture],
-    switch: int,
-) -> NDArray[np.float32]:
-    """Return logprobs of a sequence that `old` wrote before `switch`, and the served model after
-    it."""
-    inputs = vision_inputs(ids, pictures, shown.family, shown.reader)
-    whole, last = inputs.pop("input_ids"), switch - 1
-    inner: torch.nn.Module = getattr(old, "model")  # noqa: B009
-    places, _ = inner.get_rope_index(  # pyright: ignore[reportCallIssue]
-        whole, inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
-    )
-    inputs["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, :last]
-    with torch.no_grad():
-        before = old(
-            input_ids=whole[:, :last], position_ids=places[..., :last], use_cache=True, **inputs
-        )
-        after = shown.model(
-            input_ids=whole[:, last:],
-            position_ids=places[..., last:],
-            past_key_values=before.past_key_values,
-        )
-    logits = torch.cat([before.logits, after.logits], 1)[0, :-1].float()
-    logits[:, list(shown.family.banned_ids)] = -torch.inf
-    return torch.log_softmax(logits, -1).gather(-1, whole[0, 1:, None])[:, 0].numpy()
+async def test_a_burn_in_ends_with_the_largest_picture_that_fits(shown: Shown) -> None:
+    prompt = np.resize(np.arange(3, 250, dtype=np.int32), 640)
+    ids, pictures = end_with_picture(prompt, shown.family)
+    assert (ids == shown.family.image_pad).sum() > 600
+    for _ in range(2):
+        written = await shown.engine.burn_in(ids, 16, 60.0, pictures)
+        assert len(written.token_ids) == 16
+        shown.check(ids, pictures, written)
+    assert (await shown.engine.burn_in(ids, 512, 0.01, pictures)).timed_out
+    await shown.sample([1, 2])
+
+
+@pytest.mark.slow
+async def test_weights_of_the_tower_are_received_from_their_sender(
+    shown: Shown, tmp_path: Path
+) -> None:
+    async with sending(tmp_path) as (sender, address):
+        for transport in ("gloo", "ipc"):
+
+            async def receive(transport: str = transport) -> PreTrainedModel:
+                shown.version += 1
+                model = perturbed(shown.model, shown.version)
+                update = publish(model, tmp_path / f"{shown.version}", shown.version)
+                held = await offered(sender, address, update, transport)
+                await shown.engine.receive_weights(held)
+                return model
+
+            await check_requests_in_flight(shown, receive)
+            await shown.sample([shown.version])
 
 
 async def test_a_screen_does_not_hold_the_event_loop(shown: Shown) -> None:
