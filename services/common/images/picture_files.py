@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ MOST_PIXELS = 32 * 2**20
 # Bytes of one file.
 MOST_BYTES = 16 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MIMES = {"PNG": "image/png", "JPEG": "image/jpeg"}
 # Characters of Pillow's own errors.
 _MOST_REASON = 200
@@ -26,11 +28,13 @@ class PictureRefused(ValueError):
 
 def read_picture(data: bytes) -> Picture:
     """Return the picture in a file. One that is plain already keeps its bytes; any other, such as
-    one with a palette, with transparency or turned by EXIF, is written anew as PNG.
+    one with a palette, with transparency or turned by EXIF, is written anew as PNG. Damaged extras
+    of a PNG, such as a colour profile, are left out.
 
     Decodes the whole file, some of it while no other thread runs: services do so in
     `picture_process.py`. Raises PictureRefused."""
     check_bytes(len(data))
+    data = _drop_damaged_extras(data)
     with _refusing_broken(), Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
         _check_size(*opened.size)
         kind, size = str(opened.format), opened.size
@@ -67,6 +71,21 @@ def read_size(data: bytes) -> tuple[int, int]:
     if mode != "RGB":
         raise PictureRefused(f"the picture is in {mode}, not in RGB")
     return size
+
+
+def _drop_damaged_extras(data: bytes) -> bytes:
+    """Return a PNG without those of its extras, such as colour profiles, whose checksum is wrong:
+    browsers leave them out, and Pillow refuses the file. Other bytes are returned as they are."""
+    kept, begin, at, kind = list[bytes](), 0, len(_PNG), b""
+    while data.startswith(_PNG) and at < len(data) and kind != b"IEND":
+        end = at + 12 + int.from_bytes(data[at : at + 4])
+        kind, checked = data[at + 4 : at + 8], data[at + 4 : end - 4]
+        # Of chunks that the pixels do not need, the name begins with a small letter.
+        if kind[:1].islower() and zlib.crc32(checked).to_bytes(4) != data[end - 4 : end]:
+            kept.append(data[begin:at])
+            begin = end
+        at = end
+    return b"".join((*kept, data[begin:])) if kept else data
 
 
 @contextmanager

@@ -29,7 +29,9 @@ READ_FIELDS = frozenset(
     )
 )
 SINGLE_TURN = "single_turn"
-MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
+# Of tasks that are played on a screen alone: the policy has to see.
+SCREEN_MODALITIES = ("computer_use", "browser_use")
+MODALITIES = ("tool_use", *SCREEN_MODALITIES, "joint", SINGLE_TURN)
 # Fields for which a number is as good as its text; code that is a number is a mistake.
 _NUMBERS_TOO = ("key", "env_id", "version", "data_id", "data_version")
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from services.common.domain.attempts import NoGradeReason
 from services.common.rpc.deadlines import loop_time, seconds_left
-from services.common.tasks.task_format import SINGLE_TURN
+from services.common.tasks.task_format import SCREEN_MODALITIES, SINGLE_TURN
 from services.common.telemetry.log import get_logger
 from services.common.telemetry.watchdog import Watchdog
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -39,7 +39,6 @@ from services.env_gateway.tools.computer_tool import (
     parse_first_screenshot,
 )
 from services.env_gateway.tools.tool_selection import (
-    SCREEN_ONLY,
     NothingToOfferError,
     select_named,
     select_of_modality,
@@ -273,7 +272,7 @@ async def _observe(session: Session, instance: Instance, timeout_s: float) -> Se
     shown = await instance.get_first_observation(timeout_s=timeout_s)
     look = session.screen.look if session.screen is not None else None
     seen = any(isinstance(part, Media) for part in shown)
-    if seen or look is None or session.episode.spec.task.modality not in SCREEN_ONLY:
+    if seen or look is None or session.episode.spec.task.modality not in SCREEN_MODALITIES:
         return shown
     result = await instance.call_tool(
         look.tool.name, look.arguments, timeout_s=max(0.001, seconds_left(until))

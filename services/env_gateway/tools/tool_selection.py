@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.common.tasks.task_format import Task, TaskError
+from services.common.tasks.task_format import SCREEN_MODALITIES, Task, TaskError
 from services.env_gateway.ports import Tool
 from services.env_gateway.tools.action_vocabularies import COMPUTER
 from services.env_gateway.tools.spoken_screen import find_screen_tools
@@ -24,7 +24,6 @@ SUBMIT_FINAL_ANSWER = Tool(
 _KEYS = ("type", "properties", "required")
 # Number of names in an error.
 _SHOWN = 40
-SCREEN_ONLY = ("computer_use", "browser_use")
 
 
 class NothingToOfferError(Exception):
@@ -34,7 +33,7 @@ class NothingToOfferError(Exception):
 def select_named(chosen: Mapping[str, Tool], task: Task) -> Mapping[str, Tool]:
     """Select those of its modality's tools that the task names, or all. Raises
     NothingToOfferError."""
-    if not task.offered_tools or task.modality in SCREEN_ONLY:
+    if not task.offered_tools or task.modality in SCREEN_MODALITIES:
         return chosen
     for name in task.offered_tools:
         if name not in chosen:
@@ -52,7 +51,7 @@ def select_of_modality(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     """Select all tools that a task of this modality may be offered, with `submit_final_answer` if
     its prompt mentions that. Raises NothingToOfferError."""
     tools = [_order_schema_keys(tool) for tool in tools]
-    if task.modality in SCREEN_ONLY:
+    if task.modality in SCREEN_MODALITIES:
         return _select_screen(tools, task)
     hidden = [] if task.modality == "joint" else find_screen_tools(tools)
     chosen = {tool.name: tool for tool in tools if tool not in hidden}

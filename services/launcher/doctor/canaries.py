@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.tasks.task_files import TaskFileError
+from services.common.tasks.task_format import SCREEN_MODALITIES
 from services.launcher.config.backend_tables import FLEET_BACKENDS, backend_of
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
@@ -79,7 +80,9 @@ async def choose_canaries(
 
 
 def _spread(whole: Sequence[Canary]) -> list[Canary]:
-    """Return a few canaries from all parts of the task files, the first one included."""
+    """Return a few canaries from all parts of the task files, the first one included. Tasks on
+    screens come before others: their prompts are the longest."""
+    whole = sorted(whole, key=lambda each: each.task.get("task_modality") not in SCREEN_MODALITIES)
     count = 1 if whole[0].backend in FLEET_BACKENDS else min(_MOST_CANARIES, len(whole))
     return [whole[number * len(whole) // count] for number in range(count)]
 

@@ -25,6 +25,10 @@ _GOOD_FOR_S = 7 * 86400.0
 _KEPT = 512
 # A folder with more does not belong to one environment.
 _MOST_FILES = 4000
+_PROMPT_FILES = (
+    *("tokenizer.json", "chat_template.jinja", "tokenizer_config.json"),
+    *("config.json", "processor_config.json", "preprocessor_config.json"),
+)
 _ROOT = Path(__file__).resolve().parents[3]
 _GATEWAY_SOURCES = [_ROOT / "services" / name for name in ("env_gateway", "wire", "common")]
 
@@ -98,11 +102,10 @@ def _prompt_inputs(context: RunContext) -> object:
     """Return the inputs that determine the prompt's length and its limit."""
     policy, rollout = context.shared.policy, context.sections.get(ROLLOUT, {})
     keys = ("dialect", "max_input_length", "max_generate_length")
-    files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
     return (
-        (policy.model, policy.revision, policy.trust_remote_code),
+        (policy.model, policy.revision, policy.trust_remote_code, policy.vision),
         [rollout.get(key) for key in keys],
-        [_file_digest(Path(policy.model) / name) for name in files],
+        [_file_digest(Path(policy.model) / name) for name in _PROMPT_FILES],
         _file_digest(Path(rollout.get("dialect", {}).get("chat_template", ""))),
     )
 

@@ -1,10 +1,12 @@
-"""Length check of the environments' prompts with their tools, by the policy's tokenizer and
-chat template: a prompt that is too long is found before an engine is loaded."""
+"""Length check of the environments' prompts with their tools and pictures, by the policy's
+tokenizer, chat template and image processor: a prompt that is too long is found before an engine is
+loaded."""
 
 import base64
 from collections.abc import Mapping
 from typing import Any
 
+from services.common.spec.spec import VisionConfig
 from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
@@ -23,9 +25,9 @@ from services.launcher.doctor.run_context import RunContext
 from services.launcher.state import ROLLOUT
 
 # The rollout's own functions render the prompt, in a separate process. Prints for each environment
-# its number of tokens, or why it cannot be rendered.
+# its number of tokens and of pictures, or why it cannot be rendered.
 _COUNT_SCRIPT = """
-import base64, json, sys
+import asyncio, base64, json, sys
 from pathlib import Path
 from services.common.adapters.hidden_torch import hide_torch
 
@@ -33,31 +35,45 @@ question = json.load(sys.stdin)
 if question["text_only"]:
     hide_torch()
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common.images.vision_family import load_vision_family
+from services.common.spec.spec import PolicyConfig
 from services.rollout.api import codec
 from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import load_tokenizer
+from services.rollout.adapters.gateway_content import ContentPartReader
+from services.rollout.adapters.model_files import find_pad, load_model_tokenizer
 from services.rollout.config.rollout import DialectConfig
+from services.rollout.episodes.shown_pictures import place_pictures
 from services.rollout.tokenizer_port import TemplateError
 
+folder, policy = Path(question["folder"]), PolicyConfig(**question["policy"])
 config = DialectConfig(**question["dialect"])
-tokenizer = load_tokenizer(
-    Path(question["folder"]),
-    trust_remote_code=question["trust_remote_code"],
-    template_options=config.options,
-    chat_template=config.chat_template,
-)
-counted = {}
-for env_key, ready in question["ready"].items():
-    ready = pb.EpisodeReady.FromString(base64.b64decode(ready))
-    shown = [part.text for part in ready.initial_observation if part.text]
+tokenizer = load_model_tokenizer(folder, policy, config)
+family = load_vision_family(folder, policy.vision) if policy.vision else None
+
+async def count(reader, ready):
+    shown = await reader.read_parts("", ready.initial_observation)
     try:
         episode = codec.episode_from_pb("", ready, shown)
-        dialect = choose_dialect(question["model"], tokenizer, config)
+        dialect = choose_dialect(policy.model, tokenizer, config, (), find_pad(tokenizer, family))
         ids = dialect.prompt_ids(episode.facts, episode.tools)
-        counted[env_key] = [len(ids), ""]
+        whole, pictures, _ = place_pictures(ids, episode.facts.pictures, family)
     except (TemplateError, ValueError, TypeError) as error:
-        counted[env_key] = [0, str(error)]
-print(json.dumps(counted))
+        return [0, 0, str(error)]
+    return [len(whole), len(pictures), ""]
+
+async def count_all():
+    # All parts have their bytes: nothing is fetched.
+    reader = ContentPartReader(None, family)
+    opened = {
+        env_key: pb.EpisodeReady.FromString(base64.b64decode(ready))
+        for env_key, ready in question["ready"].items()
+    }
+    try:
+        return {env_key: await count(reader, ready) for env_key, ready in opened.items()}
+    finally:
+        await reader.close()
+
+print(json.dumps(asyncio.run(count_all())))
 """
 
 
@@ -69,23 +85,22 @@ async def check_prompts(
     context: RunContext, opened: Mapping[str, bytes], single_turn: frozenset[str]
 ) -> dict[str, Finding]:
     """Return one finding per environment; none if the probe `tokenizer` already reports the
-    cause. `opened` are the gateway's EpisodeReady messages, as received. Raises
-    UncountedError."""
-    rollout = context.sections.get(ROLLOUT)
+    cause. `opened` are the gateway's EpisodeReady messages, with the bytes of all that they show.
+    Raises UncountedError."""
+    rollout, policy = context.sections.get(ROLLOUT), context.shared.policy
     if rollout is None or not opened:
         return {}
     try:
         folder = await fetch_policy_folder(context)
-        executable = context.find_interpreter("tokenizers", "transformers")
+        executable = context.find_interpreter("tokenizers", "transformers", "PIL")
     except NotApplicableError as error:
         raise UncountedError(str(error)) from error
     except (NoPolicyError, UnprobedError):
         return {}
     question = {
         "folder": str(folder.resolve()),
-        "trust_remote_code": context.shared.policy.trust_remote_code,
+        "policy": policy.model_dump(mode="json"),
         "text_only": reads_text_alone(context),
-        "model": context.shared.policy.model,
         "dialect": rollout["dialect"],
         "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
     }
@@ -95,9 +110,17 @@ async def check_prompts(
         what = f"prompts are not counted: the rollout's functions {error}"
         return {"": warn(what, "check that the rollout's environment is complete")}
     return {
-        env_key: judge_prompt(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
-        for env_key, (tokens, wrong) in counted.items()
+        env_key: _judge_pictures(env_key, pictures, policy.vision)
+        or judge_prompt(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
+        for env_key, (tokens, pictures, wrong) in counted.items()
     }
+
+
+def _judge_pictures(env_key: str, pictures: int, vision: VisionConfig | None) -> Finding | None:
+    if vision is None or pictures <= vision.max_images:
+        return None
+    what = f"{env_key}: its prompt has {pictures} pictures, and policy.vision.max_images ="
+    return fail(f"{what} {vision.max_images}: no turn is played", "raise it")
 
 
 def judge_prompt(

@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from services.common.tasks.task_files import read_tasks
+from services.common.tasks.task_format import SCREEN_MODALITIES
 
 # Capability of a worker whose engine and prompts accept images, and of tasks that need it.
 IMAGES = "images"
-_WITH_IMAGES = ("computer_use", "browser_use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +57,4 @@ def modality_of(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _required_capabilities(text: str) -> frozenset[str]:
-    return frozenset({IMAGES}) if modality_of(text) in _WITH_IMAGES else frozenset()
+    return frozenset({IMAGES}) if modality_of(text) in SCREEN_MODALITIES else frozenset()

@@ -119,6 +119,12 @@ def _text_bomb() -> bytes:
     return plain[:33] + comment + plain[33:]
 
 
+def _damaged_profile() -> bytes:
+    """Return a PNG with a colour profile of a wrong checksum, as a public MCP server sends one."""
+    plain, profile = _save(_plain(), "PNG"), _chunk(b"iCCP", b"p\0\0" + zlib.compress(b"profile"))
+    return plain[:33] + profile[:-1] + bytes([profile[-1] ^ 255]) + plain[33:]
+
+
 def _icon() -> bytes:
     return _save(_plain(size=(32, 32)), "ICO")
 
@@ -165,6 +171,7 @@ ODD: Mapping[str, Odd] = {
     "transparency": Odd(lambda: _save(_see_through(), "PNG"), ANEW),
     "grey with transparency": Odd(lambda: _save(_see_through().convert("LA"), "PNG"), ANEW),
     "one transparent colour": Odd(lambda: _save(_plain(), "PNG", transparency=RED), ANEW),
+    "a damaged colour profile": Odd(_damaged_profile, ANEW),
     "an animated PNG": Odd(lambda: _moving("PNG"), ANEW),
     "an animated GIF": Odd(lambda: _moving("GIF"), ANEW, mime="image/gif"),
     "an animated WebP": Odd(lambda: _moving("WEBP"), ANEW, mime="image/webp"),

@@ -82,6 +82,7 @@ def test_there_are_at_least_40_odd_pictures() -> None:
         ("WebP", (20, 36), RED),
         ("an animated GIF", (20, 36), RED),
         ("16 bits a colour", (20, 36), RED),
+        ("a damaged colour profile", (20, 36), RED),
         ("an interlaced PNG", (20, 36), RED),
         # Of the upper left, which is at the upper right once it is turned.
         ("turned by EXIF", (4, 20), (20, 40, 220)),

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.rpc.deadlines import loop_time, seconds_left
+from services.common.tasks.task_format import SCREEN_MODALITIES
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.browser import BrowserLease, join_id
 from services.env_gateway.adapters.fleet.connection import FleetConnection
 from services.env_gateway.adapters.fleet.errors import FleetError, classify_error
 from services.env_gateway.adapters.fleet.screen import (
-    SCREEN_MODALITIES,
     SCREENSHOT,
     check_page_opened,
     navigate_action,

@@ -8,7 +8,6 @@ from services.env_gateway.ports import BackendError, CallResult, Media, Part
 from services.env_gateway.tools.computer_tool import parse_first_screenshot, summarize_parts
 
 SCREENSHOT = {"action": "screenshot"}
-SCREEN_MODALITIES = ("computer_use", "browser_use")
 # A browser that has not drawn its page answers with less than this: one colour compresses well.
 _DRAWN_BYTES = 6144
 # The container whose MCP server has the screen.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.rpc.deadlines import loop_time
-from services.env_gateway.adapters.fleet.screen import SCREEN_MODALITIES
+from services.common.tasks.task_format import SCREEN_MODALITIES
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.session import McpSession
 from services.env_gateway.ports import BackendError, CallResult, Tool

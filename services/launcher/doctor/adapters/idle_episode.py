@@ -17,6 +17,7 @@ from services.launcher.doctor.adapters.trial_episode import (
     make_open_request,
     open_episode,
     outcome_name,
+    read_media,
     rpc_error_text,
     suggest_backend_fix,
     tool_schema,
@@ -36,7 +37,8 @@ SINGLE_TURN = "single_turn"
 
 @dataclass(frozen=True, slots=True)
 class IdleEpisode:
-    """An episode that was opened, read, graded and closed. `read_results` are by tool."""
+    """An episode that was opened, read, graded and closed. `ready` has the bytes of all that it
+    shows; `read_results` are by tool."""
 
     episode_id: str
     ready: pb.EpisodeReady
@@ -69,6 +71,9 @@ async def play_idle_episode(stub: Any, section: Mapping[str, Any], canary: Canar
         raise FindingError(fail, what, suggest_backend_fix(reason, where)) from error
     try:
         _check_tools(canary, last.ready)
+        for part in last.ready.initial_observation:
+            if part.media.mime.startswith(("image/", "text/")):
+                part.media.data = await read_media(stub, last.episode_id, part.media)
         read = await _read_everything(stub, canary, last)
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
         return IdleEpisode(last.episode_id, last.ready, read, await _grade(stub, last, grade_s))

@@ -116,14 +116,17 @@ async def keep_renewed(stub: Any, worker_id: str, episode: pb.OpenEpisodeRespons
 
 async def read_part(stub: Any, episode_id: str, part: pb.ContentPart) -> str:
     """Return the text of a part of an answer; a long one is fetched. Raises AioRpcError."""
-    media = part.media
-    if not media.mime.startswith("text/"):
+    if not part.media.mime.startswith("text/"):
         return part_to_text(part)
+    return (await read_media(stub, episode_id, part.media)).decode("utf-8", "replace")
+
+
+async def read_media(stub: Any, episode_id: str, media: pb.Media) -> bytes:
+    """Return the bytes of media; those too large for an answer are fetched. Raises AioRpcError."""
+    if media.data:
+        return media.data
     request = pb.FetchMediaRequest(episode_id=episode_id, sha256=media.sha256)
-    data = media.data or b"".join(
-        [message.chunk async for message in stub.FetchMedia(request, timeout=_FETCH_S)]
-    )
-    return data.decode("utf-8", "replace")
+    return b"".join([piece.chunk async for piece in stub.FetchMedia(request, timeout=_FETCH_S)])
 
 
 def part_to_text(part: pb.ContentPart) -> str:
