@@ -7,8 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
