@@ -4,7 +4,8 @@
 
 It starts the inspector, opens its pages in a headless Chromium (`apt-get install chromium`), and
 writes `inspector-run.png`, `inspector-step.png`, `inspector-tokens.png` and `inspector-curves.png`.
-They show the last step and its worst attempt."""
+They show the last step and its worst attempt; `inspector-screen.png` is added if that clicked on a
+screen."""
 
 import argparse
 import io
@@ -62,6 +63,10 @@ def _take_all(binary: str, url: str, run: str) -> Iterator[tuple[str, bytes]]:
         page.get_by_role("link", name="Last step").click()
         yield "step", _take(page)
         page.get_by_role("link", name="Worst attempt").click()
+        if (clicked := page.locator("figure.screen:has(svg)")).count():
+            clicked.first.evaluate("screen => screen.scrollIntoView({block: 'center'})")
+            clicked.first.locator("img").evaluate("image => image.decode()")
+            yield "screen", _take(page)
         page.get_by_role("link", name="Tokens").click()
         _point_at_a_token(page)
         yield "tokens", _take(page)
