@@ -14,11 +14,13 @@ def examples(count: int) -> int:
 def register_quick_profile() -> None:
     """Register the profile of quick tests; properties that name no count draw a quarter, too.
 
-    The first text that is drawn may build the tables of Unicode: slow says nothing of a test."""
+    The first text that is drawn may build the tables of Unicode, and four processes share two
+    cores: slow says nothing of a test."""
     usual = settings.get_profile("default")
     settings.register_profile(
         QUICK,
         usual,
         max_examples=usual.max_examples // _QUICK_SHARE,
         suppress_health_check=[HealthCheck.too_slow],
+        deadline=None,
     )
