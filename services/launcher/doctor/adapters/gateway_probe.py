@@ -14,9 +14,10 @@ from services.common.process.extras import install_command
 from services.common.process.python_command import python_command
 from services.common.rpc import rpc
 from services.common.rpc.deadlines import loop_time
+from services.common.tasks.task_format import SINGLE_TURN
 from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from services.launcher.doctor.adapters.idle_checks import examine_environment
-from services.launcher.doctor.adapters.idle_episode import SINGLE_TURN, short_reason
+from services.launcher.doctor.adapters.idle_episode import short_reason
 from services.launcher.doctor.canaries import Canary, choose_canaries
 from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
 from services.launcher.doctor.dataset import FLEET_OPENENV

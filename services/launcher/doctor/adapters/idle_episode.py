@@ -9,6 +9,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common.domain.task_text import write_task
 from services.common.rpc import rpc
+from services.common.tasks.task_format import SINGLE_TURN
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
     backend_key,
@@ -31,8 +32,6 @@ _CALL_S = 30.0
 _GRADE_MARGIN_S = 5.0
 _MOST_READS = 4
 _READ_S = 10.0
-# Modality of episodes without tools, which grade the policy's answer to the prompt.
-SINGLE_TURN = "single_turn"
 
 
 @dataclass(frozen=True, slots=True)
