@@ -37,3 +37,10 @@ def test_what_is_dropped_is_gone_and_dropping_it_again_changes_nothing() -> None
     for _ in range(2):
         kept.drop("a")
         assert kept.get("a") is None and kept.size == 0
+
+
+def test_values_are_bounded_in_number_too_if_that_is_asked_for() -> None:
+    kept: BoundedBytes[int, bytes] = BoundedBytes(100, len, most_values=2)
+    for number in range(4):
+        kept.keep(number, b"")
+    assert (len(kept), 1 in kept, 2 in kept, 3 in kept) == (2, False, True, True)

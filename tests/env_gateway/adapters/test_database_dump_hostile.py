@@ -284,6 +284,7 @@ async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() 
         state = InitialState(("shop", str(number)), "", ("shop", str(number)))
         assert await snapshots.get_snapshot("seed", state, run_query) is not None
         assert snapshots.seeds.size <= 64 * 2**20
+        assert len(snapshots.seeds) <= 128
     assert len(snapshots._schemas) <= 128  # pyright: ignore[reportPrivateUsage]
 
 

@@ -134,7 +134,9 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self._schemas: BoundedDict[tuple[str, str], dump.Schema] = BoundedDict(_KEPT)
-        self.seeds: BoundedBytes[tuple[str, ...], bytes] = BoundedBytes(_SEED_BYTES_KEPT, len)
+        self.seeds: BoundedBytes[tuple[str, ...], bytes] = BoundedBytes(
+            _SEED_BYTES_KEPT, len, most_values=_KEPT
+        )
         self._places = asyncio.Semaphore(2)
 
     async def get_snapshot(
@@ -151,7 +153,7 @@ class SnapshotCache:
             # own statements may still pass.
             _LOG.debug("database_not_copied", env=state.env[0], why=str(error))
             return None
-        if db == "seed" and content is not None:
+        if db == "seed" and content is not None and len(content) <= _SEED_BYTES_KEPT:
             self.seeds.keep(state.seed, content)
         return content
 
