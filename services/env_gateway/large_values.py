@@ -43,10 +43,12 @@ def estimate_size(value: object) -> int:
         elif isinstance(one, dict):
             fields = cast("dict[object, object]", one)
             size += len(fields)
-            left += fields
-            left += fields.values()
+            if size <= ASIDE_BYTES:  # a longer one is not even copied
+                left += fields
+                left += fields.values()
         elif isinstance(one, _ITEMS):
             items = cast("list[object]", one)
             size += len(items)
-            left += items
+            if size <= ASIDE_BYTES:
+                left += items
     return size
