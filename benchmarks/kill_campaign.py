@@ -10,6 +10,9 @@ undisturbed process trains its steps again from the journaled plans. Kinds of ki
 - `time`: at a random time;
 - `process`: in whole runs of `flotilla train` (`--full`), of the learner, its rank, or both.
 
+With `--policy vision` the policy sees pictures and its tower is trained; whole runs then have a
+real vLLM, which is killed, too, or its worker.
+
 The last line is one JSON object: `kills`; `lost`, acknowledged trajectories that the journal lacks
 or has with other content; `twice`, attempts in more than one step; `bit_equal`, whether every run's
 parameters and optimizer state are bit-equal to those of the undisturbed one; `books_hold`, whether
@@ -36,7 +39,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.faults.kills.fork_server import ForkServer, fork_server
-from tests.faults.kills.full_run import FullRun
+from tests.faults.kills.full_run import TEXT, VISION, FullRun
 from tests.faults.kills.killed_run import KilledRun, Verdict, random_death
 from tests.faults.kills.strace import why_not
 
@@ -106,7 +109,8 @@ class Campaign:
         async with fork_server() as server:
             model = self._folder / "model"
             model.mkdir()
-            await server.run("model", {"folder": model}, self._folder / "model.log")
+            command = "vision-model" if self._wanted.policy == "vision" else "model"
+            await server.run(command, {"folder": model}, self._folder / "model.log")
             number = 0
             while self._goes_on():
                 await self._small(server, model, self._folder / f"run-{number}")
@@ -125,7 +129,7 @@ class Campaign:
 
     async def _full(self, number: int) -> None:
         folder = self._folder / f"full-{number}"
-        full = FullRun(folder, self._chooser)
+        full = FullRun(folder, self._chooser, VISION if self._wanted.policy == "vision" else TEXT)
         verdict = await full.run(self._count_kill)
         self._judge_folder(verdict, full.points, folder)
 
@@ -154,6 +158,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=60.0, help="end after this time")
     parser.add_argument("--full", type=int, default=1, help="whole runs of `flotilla train`")
+    parser.add_argument("--policy", choices=("text", "vision"), default="text")
     parser.add_argument("--seed", type=int, default=0)
     wanted = parser.parse_args(argv)
     started = time.monotonic()

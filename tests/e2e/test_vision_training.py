@@ -1,7 +1,6 @@
 """Vision models are trained for two steps by one command on the screens that their engine was
 shown: engine and trainer agree before and after updates of the tower."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from environments.tasks import make_tasks
 from services.common.domain.token_authors import Author
 from services.common.domain.trajectory import Trajectory
 from services.common.images.picture import PlacedPicture, ShownPicture
@@ -24,11 +22,8 @@ from services.common.run_folder.journal_file import open_read_only
 from services.common.run_folder.picture_tables import whole_trajectories_of
 from services.common.spec.spec import VisionConfig
 from tests.e2e.finished_run import FinishedRun, train
-from tests.support.vision_models import (
-    load_vision_model,
-    vision_inputs,
-    vision_logprobs,
-)
+from tests.support.vision_models import load_vision_model, vision_inputs, vision_logprobs
+from tests.support.vision_runs import TRAINED, vision_spec
 
 pytestmark = [
     pytest.mark.engine,
@@ -41,70 +36,24 @@ pytestmark = [
 STEPS = 2
 GROUPS = 3
 ATTEMPTS = 4
-EVAL_TASKS = 4
 TOLERANCE = 1e-4
-# Random tokens click nothing, so that their rewards are forced: attempts that wrote different
-# tokens earn different ones.
-VERIFIER = '''\
-def forced(env, final_answer=None, conversation=None):
-    """Earn what the characters of the conversation add up to."""
-    return sum(map(ord, conversation or "")) % 101 / 100
-'''
 
 
 def make_spec(model: Path, folder: Path, vision: dict[str, Any]) -> Path:
-    digest = hashlib.sha256(VERIFIER.encode()).hexdigest()
-    (folder / "verifiers.sha256").write_text(f"{digest}  forced\n")
-    spec = {
-        "name": "vision",
-        "policy": {
-            "model": str(model),
-            "dtype": "float32",
-            "max_model_len": 3072,
-            "vision": vision,
-        },
-        "env_gateway": {
-            "backend": "mcp",
-            "servers": [
-                {"command": ["python", "-P", "-m", "environments.serve"], "instances": True}
-            ],
-            "verifiers": {"digests": "verifiers.sha256", "partial": "off"},
-        },
-        "rollout": {
-            "max_attempts": 12,
-            "max_turns": 3,
-            "max_input_length": 2900,
-            "max_generate_length": 24,
-            "dialect": {"name": "full", "finish": "done"},
-            "engine": {"device": "cpu", "max_num_seqs": 12},
-        },
-        "learner": {
-            "tasks": write_tasks(folder, "train", STEPS * GROUPS),
-            "steps": STEPS,
-            "groups_per_step": GROUPS,
-            "group_size": ATTEMPTS,
-            # Each step then trains on what the step before it published.
-            "max_staleness": 0,
-            "optimizer": {"lr": 1e-3},
-            "checkpoint": {"every": 1, "keep": STEPS},
-            "eval": {
-                "sets": [{"name": "heldout", "tasks": write_tasks(folder, "heldout", EVAL_TASKS)}]
-            },
-        },
-    }
+    spec = vision_spec(
+        model,
+        folder,
+        vision,
+        groups=GROUPS,
+        attempts=ATTEMPTS,
+        steps=STEPS,
+        # Each step then trains on what the step before it published.
+        max_staleness=0,
+        checkpoint={"every": 1, "keep": STEPS},
+    )
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
     return path
-
-
-def write_tasks(folder: Path, split: Any, count: int) -> str:
-    """Tasks on screens, with the verifier of forced rewards."""
-    tasks = [
-        dict(task) | {"verifier_func": VERIFIER} for task in make_tasks(("screen",), split, count)
-    ]
-    path = folder / f"{split}.json"
-    path.write_text(json.dumps({"tasks": tasks}))
-    return str(path)
 
 
 def shown_in(attempt: Trajectory, places: list[PlacedPicture]) -> list[ShownPicture]:
@@ -187,8 +136,8 @@ def check_bytes(run: FinishedRun) -> None:
 @pytest.mark.parametrize(
     ("kind", "vision"),
     [
-        ("qwen3_vl", {"tower": "trained", "projector": "trained"}),
-        ("qwen2_5_vl", {"tower": "trained", "projector": "trained"}),
+        ("qwen3_vl", TRAINED),
+        ("qwen2_5_vl", TRAINED),
         ("qwen3_vl", {}),
     ],
     ids=["qwen3_vl-trained", "qwen2_5_vl-trained", "qwen3_vl-frozen"],

@@ -37,6 +37,8 @@ TASKS = 60
 ENGINE = "VLLM::EngineCore"
 ROLLOUT = "tests.faults.rollout_with_small_engine"
 
+# A launcher's times with which it soon starts what has ended.
+NOTICE_SOON = {"backoff_s": 0.05, "heartbeat_interval_s": 0.1, "drain_s": 10.0}
 HELDOUT = "heldout.json"
 EMBEDDED = {"backend": "embedded"}
 MCP = {
@@ -84,12 +86,7 @@ def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
             "eval": {"sets": [{"name": "heldout", "tasks": str(tasks.with_name(HELDOUT))}]},
             **learner,
         },
-        "launcher": {
-            "modules": {"rollout": ROLLOUT},
-            "backoff_s": 0.05,
-            "heartbeat_interval_s": 0.1,
-            "drain_s": 10.0,
-        },
+        "launcher": {"modules": {"rollout": ROLLOUT}, **NOTICE_SOON},
     }
 
 
