@@ -49,6 +49,23 @@ def read_picture(data: bytes) -> Picture:
     return Picture(hashlib.sha256(data).hexdigest(), _MIMES[kind], *size, data)
 
 
+def shrink_picture(data: bytes, max_side: int) -> bytes | None:
+    """Return the picture in a file as a plain PNG with no side longer than `max_side` pixels, or
+    None if none of its sides is longer.
+
+    Raises PictureRefused for what `read_picture` refuses, but for a file of too many bytes."""
+    data = _drop_damaged_extras(data)
+    with _refusing_broken(), Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+        _check_size(*opened.size)
+        if max(opened.size) <= max_side:
+            return None
+        image = opened if _is_plain(opened) else _make_plain(opened)
+        image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+        written = io.BytesIO()
+        image.save(written, "PNG")
+    return written.getvalue()
+
+
 def check_bytes(size: int) -> None:
     """Refuse a file of too many bytes. Raises PictureRefused."""
     if size > MOST_BYTES:

@@ -10,13 +10,14 @@ from collections.abc import Generator
 import numpy as np
 import psutil
 import pytest
+from PIL.Image import Resampling
 
-from services.common.images.picture import Picture
 from services.common.images.picture_files import (
     PictureRefused,
     decode_picture,
     read_picture,
     read_size,
+    shrink_picture,
 )
 from services.common.images.picture_process import PictureProcess
 from services.common.process.child_environment import child_environment
@@ -43,8 +44,8 @@ def process() -> Generator[PictureProcess]:
     process.close()
 
 
-def pixels_of(picture: Picture) -> np.ndarray:
-    return np.asarray(decode_picture(picture.data)).astype(int)
+def pixels_of(data: bytes) -> np.ndarray:
+    return np.asarray(decode_picture(data)).astype(int)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -100,7 +101,28 @@ def test_there_are_at_least_40_odd_pictures() -> None:
 def test_what_is_written_anew_shows_the_same(
     name: str, at: tuple[int, int], color: tuple[int, int, int]
 ) -> None:
-    assert np.abs(pixels_of(read_picture(odd_file(name)))[at] - color).max() <= 12
+    assert np.abs(pixels_of(read_picture(odd_file(name)).data)[at] - color).max() <= 12
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_picture_shows_the_same_once_it_is_shrunk(name: str) -> None:
+    odd, data = ODD[name], odd_file(name)
+    side = max(odd.size) // 2
+    if not odd.is_read and "bytes are more than" not in odd.becomes:
+        with pytest.raises(PictureRefused, match=odd.becomes):
+            shrink_picture(data, side)
+        return
+    if max(odd.size) == 1:
+        assert shrink_picture(data, 1) is None
+        return
+    shrunk = shrink_picture(data, side)
+    assert shrunk is not None
+    width, height = read_size(shrunk)
+    assert max(width, height) == side
+    if odd.is_read:
+        whole = decode_picture(read_picture(data).data).resize((width, height), Resampling.LANCZOS)
+        # JPEG files are decoded at a smaller size in the first place.
+        assert np.abs(np.asarray(whole).astype(int) - pixels_of(shrunk)).mean() < 4
 
 
 def test_the_same_bytes_are_the_same_pixels_in_another_process() -> None:
