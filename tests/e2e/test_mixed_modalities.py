@@ -16,7 +16,7 @@ from services.common.images.vision_family import load_vision_family
 from services.common.spec.spec import VisionConfig
 from services.common.weights.shared_memory import SHARED_MEMORY
 from tests.e2e.finished_run import FinishedRun, processes_of, train
-from tests.e2e.test_vision_training import VERIFIER
+from tests.support.vision_runs import VERIFIER
 
 pytestmark = [
     pytest.mark.engine,

@@ -10,7 +10,7 @@ from environments.tasks import make_tasks
 TRAINED = {"tower": "trained", "projector": "trained"}
 # Random tokens click nothing, so that their rewards are forced: attempts that wrote different
 # tokens earn different ones.
-_VERIFIER = '''\
+VERIFIER = '''\
 def forced(env, final_answer=None, conversation=None):
     """Earn what the characters of the conversation add up to."""
     return sum(map(ord, conversation or "")) % 101 / 100
@@ -29,7 +29,7 @@ def vision_spec(
     **learner: Any,
 ) -> dict[str, Any]:
     """Return the spec of a run whose tasks, each for one group, are written to `folder`."""
-    digest = hashlib.sha256(_VERIFIER.encode()).hexdigest()
+    digest = hashlib.sha256(VERIFIER.encode()).hexdigest()
     (folder / "verifiers.sha256").write_text(f"{digest}  forced\n")
     heldout = _write_tasks(folder, "heldout", _EVAL_TASKS)
     return {
@@ -70,7 +70,7 @@ def vision_spec(
 def _write_tasks(folder: Path, split: Any, count: int) -> str:
     """Tasks on screens, with the verifier of forced rewards."""
     tasks = [
-        dict(task) | {"verifier_func": _VERIFIER} for task in make_tasks(("screen",), split, count)
+        dict(task) | {"verifier_func": VERIFIER} for task in make_tasks(("screen",), split, count)
     ]
     path = folder / f"{split}.json"
     path.write_text(json.dumps({"tasks": tasks}))
