@@ -85,8 +85,12 @@ test: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run all but the long tests
 
 # Instructions of CPUs below the best of this one, which torch uses by itself: they round differently.
 CAPABILITIES := avx2 default
+# Long tests compute rather than wait: of them, two at a time.
 test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
-	$(BIN)/python -m pytest -m "not sky and not mcp_servers and not tinker_client and not skyrl" $(PARALLEL) --timeout 600
+	$(BIN)/python -m pytest -m "not slow and not sky and not mcp_servers and not tinker_client and not skyrl" \
+	  $(PARALLEL) --timeout 600
+	$(BIN)/python -m pytest -m "slow and not sky and not mcp_servers and not tinker_client and not skyrl" \
+	  $(PARALLEL) --numprocesses 2 --timeout 600
 	for capability in $(CAPABILITIES); do \
 	  ATEN_CPU_CAPABILITY=$$capability $(BIN)/python -m pytest -m "not slow and not gpu" \
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done

@@ -20,9 +20,9 @@ pytest_plugins = [
     "tests.support.rank_forge",
 ]
 if find_spec("hypothesis") is not None:  # SkyPilot's environment has none.
-    from tests.support.examples import register_quick_profile
+    from tests.support.examples import register_profiles
 
-    register_quick_profile()
+    register_profiles()
 
 
 @pytest.fixture(autouse=True)
