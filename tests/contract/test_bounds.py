@@ -93,7 +93,8 @@ async def test_transcripts_on_their_way_take_so_much_memory(
     reading = task_json(verifier_func="def verify(env, conversation=None):\n    return 1\n")
 
     async def slow(episode_id: str) -> AsyncIterator[episodes_pb.GradeRequest]:
-        yield episodes_pb.GradeRequest(header=episodes_pb.GradeHeader(episode_id=episode_id))
+        header = episodes_pb.GradeHeader(episode_id=episode_id, transcript_bytes=1000)
+        yield episodes_pb.GradeRequest(header=header)
         yield episodes_pb.GradeRequest(transcript_chunk=b"x" * 1000)
         await more.wait()
 

@@ -76,7 +76,11 @@ class EpisodeClient:
 
     async def grade(self, episode_id: str, *chunks: bytes) -> pb.GradeResponse:
         async def requests() -> AsyncIterator[pb.GradeRequest]:
-            header = pb.GradeHeader(episode_id=episode_id, deadline=rpc.to_duration(5.0))
+            header = pb.GradeHeader(
+                episode_id=episode_id,
+                deadline=rpc.to_duration(5.0),
+                transcript_bytes=sum(map(len, chunks)),
+            )
             yield pb.GradeRequest(header=header)
             for chunk in chunks:
                 yield pb.GradeRequest(transcript_chunk=chunk)
@@ -377,6 +381,16 @@ async def test_a_verifier_that_reads_the_transcript_gets_it_and_no_other() -> No
         {"conversation": '[{"a": 1}, {"b": 2}]'},
         {"final_answer": None},
     ]
+
+
+async def test_a_transcript_of_another_length_than_its_header_says_is_refused() -> None:
+    header = pb.GradeHeader(transcript_bytes=3)
+    async with serving(ScriptedBackend()) as client:
+        header.episode_id = (await client.open(task_json=READING))[-1].episode_id
+        for chunk in (b"{}", b'{"":1}'):
+            requests = [pb.GradeRequest(header=header), pb.GradeRequest(transcript_chunk=chunk)]
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"):
+                await client.stub.Grade(iter(requests))
 
 
 async def test_a_transcript_that_no_verifier_reads_is_ignored_at_any_length() -> None:

@@ -103,6 +103,7 @@ def encode_batch(
         "loss": batch.loss,
         "loss_options": batch.options,
         "forward_only": batch.forward_only,
+        "count": len(encoded),
     }
     for start in range(0, max(len(encoded), 1), 2):
         given = {} if start else head

@@ -241,6 +241,12 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 )
         if header is None:
             raise _bad_grade_request("a grade needs a header that names the episode")
+        # gRPC ends the stream of a caller that went away like any other.
+        if limit and len(transcript) != header.transcript_bytes:
+            raise _bad_grade_request(
+                f"the transcript has {len(transcript)} bytes, and {header.transcript_bytes} by "
+                "GradeHeader.transcript_bytes: it was cut off, or that is not set"
+            )
         return header
 
 

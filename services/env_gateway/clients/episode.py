@@ -142,6 +142,7 @@ def _enum_name(enum: Any, value: int, prefix: str) -> str:
 
 
 def _grade_requests(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
+    header.transcript_bytes = len(transcript)
     yield pb.GradeRequest(header=header)
     for start in range(0, len(transcript), _TRANSCRIPT_CHUNK):
         yield pb.GradeRequest(transcript_chunk=transcript[start : start + _TRANSCRIPT_CHUNK])

@@ -37,6 +37,10 @@ async def read_batch(
     if first is None or parts or not sequences:
         what = "the last sequence is cut off" if parts else "there are no sequences"
         raise OperationRefused("BAD_BATCH", what)
+    # gRPC ends the stream of a caller that went away like any other.
+    if len(sequences) != first.count:
+        what = f"{len(sequences)} sequences, and {first.count} by `count`: the rest is cut off"
+        raise OperationRefused("BAD_BATCH", what)
     return first.operation, TargetBatch(first.loss, options, sequences, first.forward_only)
 
 

@@ -100,6 +100,7 @@ class GatewayEpisode:
 
 
 def _grade_requests(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
+    header.transcript_bytes = len(transcript)
     yield pb.GradeRequest(header=header)
     for start in range(0, len(transcript), TRANSCRIPT_CHUNK):
         yield pb.GradeRequest(transcript_chunk=transcript[start : start + TRANSCRIPT_CHUNK])

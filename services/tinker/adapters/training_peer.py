@@ -153,6 +153,7 @@ def _loss_requests(
         loss=batch.loss,
         loss_options=batch.options,
         forward_only=batch.forward_only,
+        count=len(batch.sequences),
     )
     filled = 0
     for part in (part for sequence in batch.sequences for part in _sequence_parts(sequence)):

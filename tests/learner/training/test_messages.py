@@ -61,6 +61,13 @@ async def test_a_batch_is_read_as_it_was_written() -> None:
             np.testing.assert_array_equal(one.inputs["weights"], other.inputs["weights"])
 
 
+@pytest.mark.parametrize("sent", [1, 3])
+async def test_a_batch_of_another_number_of_sequences_than_its_stream_is_refused(sent: int) -> None:
+    first, second = encode_batch("m", 4, make_batch())
+    with pytest.raises(OperationRefused, match=r"\d sequences, and 4 by `count`"):
+        await read_batch(stream([first, second, second][:sent]), LIMITS)
+
+
 @pytest.mark.parametrize("cut_off", [False, True])
 async def test_a_batch_without_a_whole_sequence_is_refused(cut_off: bool) -> None:
     parts = split(encode_sequence(make_batch().sequences[0]))[:1] if cut_off else []

@@ -531,6 +531,7 @@ class GradeHeader(google.protobuf.message.Message):
     FINAL_ANSWER_FIELD_NUMBER: builtins.int
     DEADLINE_FIELD_NUMBER: builtins.int
     AGAIN_FIELD_NUMBER: builtins.int
+    TRANSCRIPT_BYTES_FIELD_NUMBER: builtins.int
     episode_id: builtins.str
     final_answer: builtins.str
     """The policy's final answer, if it gave one."""
@@ -538,6 +539,11 @@ class GradeHeader(google.protobuf.message.Message):
     """Run the verifier anew on the same state, with this answer and transcript;
     the newest grade then counts. To check a verifier: whether it agrees with
     itself, and what answers it accepts. FAILED_PRECONDITION without `regrades`.
+    """
+    transcript_bytes: builtins.int
+    """Bytes of the transcript that follows, over all chunks. A stream whose caller
+    goes away may end early without an error: any other number of bytes is
+    refused, so that nothing is graded by a part of its transcript.
     """
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration: ...
@@ -548,9 +554,10 @@ class GradeHeader(google.protobuf.message.Message):
         final_answer: builtins.str | None = ...,
         deadline: google.protobuf.duration_pb2.Duration | None = ...,
         again: builtins.bool = ...,
+        transcript_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "deadline", b"deadline", "final_answer", b"final_answer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "again", b"again", "deadline", b"deadline", "episode_id", b"episode_id", "final_answer", b"final_answer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_final_answer", b"_final_answer", "again", b"again", "deadline", b"deadline", "episode_id", b"episode_id", "final_answer", b"final_answer", "transcript_bytes", b"transcript_bytes"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_final_answer", b"_final_answer"]) -> typing.Literal["final_answer"] | None: ...
 
 global___GradeHeader = GradeHeader

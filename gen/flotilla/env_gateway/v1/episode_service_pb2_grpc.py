@@ -39,6 +39,7 @@ class EpisodeServiceStub(object):
     `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+    or cut off
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -120,6 +121,7 @@ class EpisodeServiceServicer(object):
     `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+    or cut off
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -277,6 +279,7 @@ class EpisodeService(object):
     `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
     INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+    or cut off
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order

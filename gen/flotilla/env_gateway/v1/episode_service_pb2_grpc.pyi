@@ -31,6 +31,7 @@ class EpisodeServiceStub:
     `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+                                              or cut off
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -129,6 +130,7 @@ class EpisodeServiceAsyncStub:
     `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+                                              or cut off
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -226,6 +228,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
     `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
       INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
+                                              or cut off
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order

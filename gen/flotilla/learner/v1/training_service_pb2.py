@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*flotilla/learner/v1/training_service.proto\x12\x13\x66lotilla.learner.v1\"\x15\n\x13\x44\x65scribeBaseRequest\"\x90\x02\n\x14\x44\x65scribeBaseResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocabulary\x18\x03 \x01(\x05\x12\x10\n\x08max_rank\x18\x04 \x01(\x05\x12\x0e\n\x06losses\x18\x05 \x03(\t\x12\x45\n\x06models\x18\x06 \x03(\x0b\x32\x35.flotilla.learner.v1.DescribeBaseResponse.ModelsEntry\x12\x12\n\nmax_models\x18\x07 \x01(\x05\x12\x12\n\nparameters\x18\x08 \x01(\x03\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"s\n\x12\x43reateModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tlora_rank\x18\x02 \x01(\x05\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x17\n\x0ftrain_attention\x18\x04 \x01(\x08\x12\x11\n\ttrain_mlp\x18\x05 \x01(\x08\"F\n\x13\x43reateModelResponse\x12\x1c\n\x14trainable_parameters\x18\x01 \x01(\x03\x12\x11\n\toperation\x18\x02 \x01(\x03\"&\n\x12\x44\x65leteModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"-\n\tOperation\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\"\xad\x02\n\x16\x46orwardBackwardRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0c\n\x04loss\x18\x02 \x01(\t\x12R\n\x0closs_options\x18\x03 \x03(\x0b\x32<.flotilla.learner.v1.ForwardBackwardRequest.LossOptionsEntry\x12\x14\n\x0c\x66orward_only\x18\x04 \x01(\x08\x12\x34\n\tsequences\x18\x05 \x03(\x0b\x32!.flotilla.learner.v1.LossSequence\x1a\x32\n\x10LossOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc7\x01\n\x0cLossSequence\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntarget_ids\x18\x02 \x01(\x0c\x12\x0f\n\x07targets\x18\x03 \x01(\x05\x12=\n\x06inputs\x18\x04 \x03(\x0b\x32-.flotilla.learner.v1.LossSequence.InputsEntry\x12\x11\n\tcontinued\x18\x05 \x01(\x08\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xba\x01\n\x17\x46orwardBackwardResponse\x12\x10\n\x08logprobs\x18\x01 \x03(\x0c\x12\x11\n\tcontinued\x18\x03 \x01(\x08\x12J\n\x07metrics\x18\x02 \x03(\x0b\x32\x39.flotilla.learner.v1.ForwardBackwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb7\x01\n\x12\x41pplyUpdateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x03 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\x04 \x01(\x01\x12\x0b\n\x03\x65ps\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x16\n\x0egrad_clip_norm\x18\x07 \x01(\x01\"\x8d\x01\n\x13\x41pplyUpdateResponse\x12\x46\n\x07metrics\x18\x01 \x03(\x0b\x32\x35.flotilla.learner.v1.ApplyUpdateResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\x10SaveStateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"(\n\x11SaveStateResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\"m\n\x10LoadStateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x16\n\x0ewith_optimizer\x18\x03 \x01(\x08\"\x13\n\x11LoadStateResponse\"Y\n\x14\x45xportWeightsRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"A\n\x15\x45xportWeightsResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x32\xae\x06\n\x0fTrainingService\x12\x63\n\x0c\x44\x65scribeBase\x12(.flotilla.learner.v1.DescribeBaseRequest\x1a).flotilla.learner.v1.DescribeBaseResponse\x12`\n\x0b\x43reateModel\x12\'.flotilla.learner.v1.CreateModelRequest\x1a(.flotilla.learner.v1.CreateModelResponse\x12`\n\x0b\x44\x65leteModel\x12\'.flotilla.learner.v1.DeleteModelRequest\x1a(.flotilla.learner.v1.DeleteModelResponse\x12p\n\x0f\x46orwardBackward\x12+.flotilla.learner.v1.ForwardBackwardRequest\x1a,.flotilla.learner.v1.ForwardBackwardResponse(\x01\x30\x01\x12`\n\x0b\x41pplyUpdate\x12\'.flotilla.learner.v1.ApplyUpdateRequest\x1a(.flotilla.learner.v1.ApplyUpdateResponse\x12Z\n\tSaveState\x12%.flotilla.learner.v1.SaveStateRequest\x1a&.flotilla.learner.v1.SaveStateResponse\x12Z\n\tLoadState\x12%.flotilla.learner.v1.LoadStateRequest\x1a&.flotilla.learner.v1.LoadStateResponse\x12\x66\n\rExportWeights\x12).flotilla.learner.v1.ExportWeightsRequest\x1a*.flotilla.learner.v1.ExportWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*flotilla/learner/v1/training_service.proto\x12\x13\x66lotilla.learner.v1\"\x15\n\x13\x44\x65scribeBaseRequest\"\x90\x02\n\x14\x44\x65scribeBaseResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocabulary\x18\x03 \x01(\x05\x12\x10\n\x08max_rank\x18\x04 \x01(\x05\x12\x0e\n\x06losses\x18\x05 \x03(\t\x12\x45\n\x06models\x18\x06 \x03(\x0b\x32\x35.flotilla.learner.v1.DescribeBaseResponse.ModelsEntry\x12\x12\n\nmax_models\x18\x07 \x01(\x05\x12\x12\n\nparameters\x18\x08 \x01(\x03\x1a-\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"s\n\x12\x43reateModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x11\n\tlora_rank\x18\x02 \x01(\x05\x12\x0c\n\x04seed\x18\x03 \x01(\x03\x12\x17\n\x0ftrain_attention\x18\x04 \x01(\x08\x12\x11\n\ttrain_mlp\x18\x05 \x01(\x08\"F\n\x13\x43reateModelResponse\x12\x1c\n\x14trainable_parameters\x18\x01 \x01(\x03\x12\x11\n\toperation\x18\x02 \x01(\x03\"&\n\x12\x44\x65leteModelRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"-\n\tOperation\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\"\xbc\x02\n\x16\x46orwardBackwardRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0c\n\x04loss\x18\x02 \x01(\t\x12R\n\x0closs_options\x18\x03 \x03(\x0b\x32<.flotilla.learner.v1.ForwardBackwardRequest.LossOptionsEntry\x12\x14\n\x0c\x66orward_only\x18\x04 \x01(\x08\x12\x34\n\tsequences\x18\x05 \x03(\x0b\x32!.flotilla.learner.v1.LossSequence\x12\r\n\x05\x63ount\x18\x06 \x01(\r\x1a\x32\n\x10LossOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc7\x01\n\x0cLossSequence\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntarget_ids\x18\x02 \x01(\x0c\x12\x0f\n\x07targets\x18\x03 \x01(\x05\x12=\n\x06inputs\x18\x04 \x03(\x0b\x32-.flotilla.learner.v1.LossSequence.InputsEntry\x12\x11\n\tcontinued\x18\x05 \x01(\x08\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xba\x01\n\x17\x46orwardBackwardResponse\x12\x10\n\x08logprobs\x18\x01 \x03(\x0c\x12\x11\n\tcontinued\x18\x03 \x01(\x08\x12J\n\x07metrics\x18\x02 \x03(\x0b\x32\x39.flotilla.learner.v1.ForwardBackwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb7\x01\n\x12\x41pplyUpdateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x03 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\x04 \x01(\x01\x12\x0b\n\x03\x65ps\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x16\n\x0egrad_clip_norm\x18\x07 \x01(\x01\"\x8d\x01\n\x13\x41pplyUpdateResponse\x12\x46\n\x07metrics\x18\x01 \x03(\x0b\x32\x35.flotilla.learner.v1.ApplyUpdateResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\x10SaveStateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"(\n\x11SaveStateResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\"m\n\x10LoadStateRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\x12\x16\n\x0ewith_optimizer\x18\x03 \x01(\x08\"\x13\n\x11LoadStateResponse\"Y\n\x14\x45xportWeightsRequest\x12\x31\n\toperation\x18\x01 \x01(\x0b\x32\x1e.flotilla.learner.v1.Operation\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"A\n\x15\x45xportWeightsResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\x0c\x32\xae\x06\n\x0fTrainingService\x12\x63\n\x0c\x44\x65scribeBase\x12(.flotilla.learner.v1.DescribeBaseRequest\x1a).flotilla.learner.v1.DescribeBaseResponse\x12`\n\x0b\x43reateModel\x12\'.flotilla.learner.v1.CreateModelRequest\x1a(.flotilla.learner.v1.CreateModelResponse\x12`\n\x0b\x44\x65leteModel\x12\'.flotilla.learner.v1.DeleteModelRequest\x1a(.flotilla.learner.v1.DeleteModelResponse\x12p\n\x0f\x46orwardBackward\x12+.flotilla.learner.v1.ForwardBackwardRequest\x1a,.flotilla.learner.v1.ForwardBackwardResponse(\x01\x30\x01\x12`\n\x0b\x41pplyUpdate\x12\'.flotilla.learner.v1.ApplyUpdateRequest\x1a(.flotilla.learner.v1.ApplyUpdateResponse\x12Z\n\tSaveState\x12%.flotilla.learner.v1.SaveStateRequest\x1a&.flotilla.learner.v1.SaveStateResponse\x12Z\n\tLoadState\x12%.flotilla.learner.v1.LoadStateRequest\x1a&.flotilla.learner.v1.LoadStateResponse\x12\x66\n\rExportWeights\x12).flotilla.learner.v1.ExportWeightsRequest\x1a*.flotilla.learner.v1.ExportWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,35 +58,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPERATION']._serialized_start=617
   _globals['_OPERATION']._serialized_end=662
   _globals['_FORWARDBACKWARDREQUEST']._serialized_start=665
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=966
-  _globals['_FORWARDBACKWARDREQUEST_LOSSOPTIONSENTRY']._serialized_start=916
-  _globals['_FORWARDBACKWARDREQUEST_LOSSOPTIONSENTRY']._serialized_end=966
-  _globals['_LOSSSEQUENCE']._serialized_start=969
-  _globals['_LOSSSEQUENCE']._serialized_end=1168
-  _globals['_LOSSSEQUENCE_INPUTSENTRY']._serialized_start=1123
-  _globals['_LOSSSEQUENCE_INPUTSENTRY']._serialized_end=1168
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1171
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1357
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1311
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1357
-  _globals['_APPLYUPDATEREQUEST']._serialized_start=1360
-  _globals['_APPLYUPDATEREQUEST']._serialized_end=1543
-  _globals['_APPLYUPDATERESPONSE']._serialized_start=1546
-  _globals['_APPLYUPDATERESPONSE']._serialized_end=1687
-  _globals['_APPLYUPDATERESPONSE_METRICSENTRY']._serialized_start=1311
-  _globals['_APPLYUPDATERESPONSE_METRICSENTRY']._serialized_end=1357
-  _globals['_SAVESTATEREQUEST']._serialized_start=1689
-  _globals['_SAVESTATEREQUEST']._serialized_end=1774
-  _globals['_SAVESTATERESPONSE']._serialized_start=1776
-  _globals['_SAVESTATERESPONSE']._serialized_end=1816
-  _globals['_LOADSTATEREQUEST']._serialized_start=1818
-  _globals['_LOADSTATEREQUEST']._serialized_end=1927
-  _globals['_LOADSTATERESPONSE']._serialized_start=1929
-  _globals['_LOADSTATERESPONSE']._serialized_end=1948
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=1950
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=2039
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=2041
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=2106
-  _globals['_TRAININGSERVICE']._serialized_start=2109
-  _globals['_TRAININGSERVICE']._serialized_end=2923
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=981
+  _globals['_FORWARDBACKWARDREQUEST_LOSSOPTIONSENTRY']._serialized_start=931
+  _globals['_FORWARDBACKWARDREQUEST_LOSSOPTIONSENTRY']._serialized_end=981
+  _globals['_LOSSSEQUENCE']._serialized_start=984
+  _globals['_LOSSSEQUENCE']._serialized_end=1183
+  _globals['_LOSSSEQUENCE_INPUTSENTRY']._serialized_start=1138
+  _globals['_LOSSSEQUENCE_INPUTSENTRY']._serialized_end=1183
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1186
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1372
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1326
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1372
+  _globals['_APPLYUPDATEREQUEST']._serialized_start=1375
+  _globals['_APPLYUPDATEREQUEST']._serialized_end=1558
+  _globals['_APPLYUPDATERESPONSE']._serialized_start=1561
+  _globals['_APPLYUPDATERESPONSE']._serialized_end=1702
+  _globals['_APPLYUPDATERESPONSE_METRICSENTRY']._serialized_start=1326
+  _globals['_APPLYUPDATERESPONSE_METRICSENTRY']._serialized_end=1372
+  _globals['_SAVESTATEREQUEST']._serialized_start=1704
+  _globals['_SAVESTATEREQUEST']._serialized_end=1789
+  _globals['_SAVESTATERESPONSE']._serialized_start=1791
+  _globals['_SAVESTATERESPONSE']._serialized_end=1831
+  _globals['_LOADSTATEREQUEST']._serialized_start=1833
+  _globals['_LOADSTATEREQUEST']._serialized_end=1942
+  _globals['_LOADSTATERESPONSE']._serialized_start=1944
+  _globals['_LOADSTATERESPONSE']._serialized_end=1963
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=1965
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=2054
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=2056
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=2121
+  _globals['_TRAININGSERVICE']._serialized_start=2124
+  _globals['_TRAININGSERVICE']._serialized_end=2938
 # @@protoc_insertion_point(module_scope)

@@ -198,15 +198,21 @@ class ForwardBackwardRequest(google.protobuf.message.Message):
     LOSS_OPTIONS_FIELD_NUMBER: builtins.int
     FORWARD_ONLY_FIELD_NUMBER: builtins.int
     SEQUENCES_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
     loss: builtins.str
     """`cross_entropy`, `importance_sampling`, `ppo`, `cispo`, `dro`, `gspo`."""
     forward_only: builtins.bool
     """Only logprobs; nothing is accumulated, and the operation is not counted:
     its number is ignored.
     """
+    count: builtins.int
+    """Sequences of the whole stream. The stream of a caller that goes away may end
+    early without an error: any other number of sequences is refused, so that
+    nothing is accumulated of a part of a batch.
+    """
     @property
     def operation(self) -> global___Operation:
-        """In the first request only, as are the next four."""
+        """In the first request only, as are the next four and `count`."""
 
     @property
     def loss_options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
@@ -220,9 +226,10 @@ class ForwardBackwardRequest(google.protobuf.message.Message):
         loss_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         forward_only: builtins.bool = ...,
         sequences: collections.abc.Iterable[global___LossSequence] | None = ...,
+        count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["operation", b"operation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["forward_only", b"forward_only", "loss", b"loss", "loss_options", b"loss_options", "operation", b"operation", "sequences", b"sequences"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "forward_only", b"forward_only", "loss", b"loss", "loss_options", b"loss_options", "operation", b"operation", "sequences", b"sequences"]) -> None: ...
 
 global___ForwardBackwardRequest = ForwardBackwardRequest
 

@@ -155,6 +155,7 @@ async def grade_episode(
     transcript = encode_transcript(messages, ready.transcript_bytes)
     starts = range(0, len(transcript), _CHUNK_BYTES)
     chunks = [transcript[start : start + _CHUNK_BYTES] for start in starts]
+    header.transcript_bytes = len(transcript)
     requests = [pb.GradeRequest(header=header)]
     requests += [pb.GradeRequest(transcript_chunk=chunk) for chunk in chunks]
     return await stub.Grade(iter(requests), timeout=limit_s)
