@@ -63,6 +63,7 @@ LOSSES: Mapping[str, dict[str, Any]] = {
 # verl's loss is the ratio, held fixed, times the logprob: another value of the same gradient.
 GRADIENTS: Mapping[str, dict[str, Any]] = {
     "dppo": {"loss": "dppo", "clip_low": 0.05, "clip_high": 0.1},
+    "dppo_kl": {"loss": "dppo_kl", "clip_low": 0.01, "clip_high": 0.03},
 }
 # Ratios far beyond every clip, where peers hold exp back at different places: the differences
 # are in test_differences.
