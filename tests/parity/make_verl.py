@@ -215,6 +215,7 @@ def main() -> None:
     record = Recorder("verl", verl.__version__)
     verl_terms.add_advantages(record)
     verl_terms.add_token_advantages(record)
+    verl_terms.add_grouped_advantages(record)
     add_losses(record)
     add_truncated_reinforce(record)
     add_kl(record)

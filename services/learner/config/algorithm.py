@@ -14,7 +14,16 @@ from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Count, T
 # Largest bound for a ratio.
 _MOST = 1e6
 
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
+ADVANTAGE_NAMES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "max_rl",
+    "opo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "gae",
+)
 LOSS_NAMES = (
     "ppo_clip",
     "dual_clip",
@@ -126,7 +135,8 @@ class AlgorithmConfig(ConfigModel):
 
     # Modules that the ranks import, for custom estimators and losses.
     plugins: tuple[str, ...] = ()
-    # Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
+    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, reinforce_pp, reinforce_pp_baseline,
+    # gae, or a plugin's.
     advantage: str = "grpo"
     # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a plugin's.
     loss: str = "ppo_clip"
