@@ -170,6 +170,13 @@ def episodes() -> dict[str, Matrix]:
     }
 
 
+def grouped_episodes(lone: bool = False) -> dict[str, Matrix | list[str]]:
+    """Rewards at the last policy token, in groups of 3, 3 and 2; `lone`: of 3, 3, 1 and 1."""
+    given = episodes()
+    group = ["a", "b", "a", "c", "b", "a", "b", "d" if lone else "c"]
+    return {"mask": given["mask"], "rewards": given["rewards"], "group": group}
+
+
 def head() -> dict[str, Matrix | list[int] | list[float]]:
     """Hidden states [tokens][width], a head [vocabulary][width], targets and temperatures."""
     draw = random.Random(10)

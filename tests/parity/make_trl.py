@@ -119,6 +119,7 @@ def add_losses(record: Recorder) -> None:
         ("gspo", "sequences", {"loss_type": "grpo", **tight}),
         ("gspo_by_token", "sequences_by_token", {"loss_type": "grpo", **tight}),
         ("gspo_token_mean", "sequences", {"loss_type": "dapo", **tight}),
+        ("luspo", "sequences", {"loss_type": "luspo", **tight}),
         ("ppo_clip_extremes", "extremes", {"loss_type": "dapo", **higher}),
         # A bound on the ratio itself, and none below.
         ("cispo_no_low", "tokens", {"loss_type": "cispo", "epsilon_high": 1.28}),

@@ -39,6 +39,7 @@ def add_losses(record: Recorder) -> None:
     tight = {"clip_ratio_low": 0.03, "clip_ratio_high": 0.07}
     # The tokens' probabilities move by less than their ratios.
     narrow = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.1}
+    divergences = {"clip_ratio_low": 0.01, "clip_ratio_high": 0.03}
     single = {"clip_ratio_c": _NO_DUAL_CLIP}
     gates = {"tau_pos": 1.0, "tau_neg": 1.05}
     for name, mode, given, reduction, settings in (
@@ -55,6 +56,7 @@ def add_losses(record: Recorder) -> None:
         ("gspo_far", "gspo", "far_sequences", "seq-mean-token-mean", tight),
         ("cispo", "cispo", "tokens", "token-mean", higher),
         ("dppo", "dppo_tv", "tokens", "token-mean", narrow | single),
+        ("dppo_kl", "dppo_kl", "tokens", "token-mean", divergences | single),
         ("sapo", "sapo", "tokens", "seq-mean-token-mean", gates),
         ("sapo_sharp", "sapo", "tokens", "seq-mean-token-mean", {"tau_pos": 2.5, "tau_neg": 4.0}),
     ):
@@ -213,6 +215,7 @@ def main() -> None:
     record = Recorder("verl", verl.__version__)
     verl_terms.add_advantages(record)
     verl_terms.add_token_advantages(record)
+    verl_terms.add_grouped_advantages(record)
     add_losses(record)
     add_truncated_reinforce(record)
     add_kl(record)

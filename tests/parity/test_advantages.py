@@ -26,6 +26,11 @@ TOKENS: Mapping[str, str] = {
     "gae_undiscounted": "gae",
     "gae_kl_in_reward": "gae",
 }
+# Of groups of attempts with several tokens each.
+GROUPED: Mapping[str, str] = {
+    "opo": "opo",
+    "reinforce_pp_baseline": "reinforce_pp_baseline",
+}
 
 
 def outcome_advantages(inputs: Mapping[str, Any], estimator: str) -> NDArray[np.float64]:
@@ -55,6 +60,14 @@ def episodes(case: Case) -> BatchRewards:
     )
 
 
+def grouped_episodes(case: Case) -> BatchRewards:
+    """Every sequence an attempt of the group that it is in."""
+    given = Packed(case.inputs)
+    outcomes = [float(row.sum()) for row in given.rows(case.inputs["rewards"])]
+    nothing = [np.zeros(length) for length in given.lengths]
+    return BatchRewards(case.inputs["group"], range(given.count), outcomes, nothing)
+
+
 def configured(case: Case) -> AlgorithmConfig:
     discounts = {"gamma": "discount", "lam": "trace_decay"}
     critic = {discounts[name]: value for name, value in case.settings.items() if name in discounts}
@@ -73,6 +86,12 @@ def test_an_outcome_estimator_is_the_peers(case: Case) -> None:
 def test_an_estimator_of_tokens_is_the_peers(case: Case) -> None:
     config = configured(case)
     found = ADVANTAGES.get(config.advantage)(episodes(case), config)
+    agree(np.concatenate(found), Packed(case.inputs).of(case.outputs["advantages"]))
+
+
+@each(chosen("advantage", GROUPED))
+def test_an_estimator_of_groups_and_lengths_is_the_peers(case: Case) -> None:
+    found = ADVANTAGES.get(GROUPED[case.name])(grouped_episodes(case), AlgorithmConfig())
     agree(np.concatenate(found), Packed(case.inputs).of(case.outputs["advantages"]))
 
 

@@ -19,7 +19,7 @@ CLOSED_FORMS = {
 }
 COMPARED = {
     "loss": {*test_losses.LOSSES, *test_losses.GRADIENTS, *test_losses.EXTREMES},
-    "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS},
+    "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS, *test_advantages.GROUPED},
     "kl": {
         *test_terms.ESTIMATED,
         *test_terms.KL_LOSSES,
@@ -53,7 +53,7 @@ def test_every_loss_has_a_peer() -> None:
 
 
 def test_every_advantage_has_a_peer() -> None:
-    tables = {**test_advantages.OUTCOMES, **test_advantages.TOKENS}
+    tables = {**test_advantages.OUTCOMES, **test_advantages.TOKENS, **test_advantages.GROUPED}
     compared = {tables[case.name] for case in CASES if case.name in tables}
     assert names_of_this_project(ADVANTAGES.names, ADVANTAGES.get) == compared
 

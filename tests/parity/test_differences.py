@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from services.learner.algo.advantages import ADVANTAGES
+from services.learner.algo.gae import whiten
 from services.learner.algo.kl import kl_penalty
+from services.learner.config.algorithm import AlgorithmConfig
 from tests.parity.support import Packed, agree, case, differ, gradient_of
-from tests.parity.test_advantages import episodes, outcome_advantages
+from tests.parity.test_advantages import episodes, grouped_episodes, outcome_advantages
 from tests.parity.test_losses import CORRECTED, LOSSES, configured, ours
 from tests.parity.test_terms import penalties
 
@@ -41,6 +44,36 @@ def test_a_lone_attempt_has_no_advantage_in_some_of_their_estimators_either(
 ) -> None:
     theirs = case(peer, "advantage", name)
     assert theirs.outputs["advantages"][theirs.inputs["group"].index("single")] == 0.0
+
+
+def test_a_lone_attempt_has_its_reward_as_advantage_in_the_opo_of_verl_and_none_here() -> None:
+    theirs = case("verl", "advantage", "opo_lone")
+    expected = Packed(theirs.inputs).rows(theirs.outputs["advantages"])
+    found = ADVANTAGES.get("opo")(grouped_episodes(theirs), AlgorithmConfig())
+    for group, own, row in zip(theirs.inputs["group"], found, expected, strict=True):
+        if theirs.inputs["group"].count(group) == 1:
+            assert row.all() and not own.any()
+        else:
+            agree(own, row)
+
+
+def test_a_lone_attempt_is_not_compared_with_0_in_reinforce_pp_baseline_as_in_verl() -> None:
+    theirs = case("verl", "advantage", "reinforce_pp_baseline_lone")
+    given = grouped_episodes(theirs)
+    found = np.concatenate(ADVANTAGES.get("reinforce_pp_baseline")(given, AlgorithmConfig()))
+    expected = Packed(theirs.inputs).of(theirs.outputs["advantages"])
+    assert differ(found, expected)
+    # verl's, whitened from what both have and the rewards of lone attempts.
+    centred = [
+        row + (reward if theirs.inputs["group"].count(group) == 1 else 0.0)
+        for group, reward, row in zip(
+            given.group_ids,
+            given.rewards,
+            ADVANTAGES.get("dr_grpo")(given, AlgorithmConfig()),
+            strict=True,
+        )
+    ]
+    agree(whiten(np.concatenate(centred)), expected)
 
 
 def test_trl_adds_1e_4_to_a_deviation_and_this_project_1e_6() -> None:

@@ -12,7 +12,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import TOLERANCE, Packed, agree, chosen, each, gradient_of
 
-# The length that every peer was given for sequence_mean_token_sum_norm.
+# The length that every peer was given for sequence_mean_token_sum_norm, unless a case sets its own.
 NORM_TOKENS = 16
 # verl rounds nothing to float32 as TRL does with SAPO's temperatures and SkyRL with every ratio:
 # all that is left is the 1e-8 that it adds to the lengths of sequences.
@@ -39,6 +39,7 @@ LOSSES: Mapping[str, dict[str, Any]] = {
     "ppo_clip_by_token": {"loss": "ppo_clip", **_TIGHT},
     "gspo_token_mean": {"loss": "gspo", **_TIGHT},
     "gspo_tokens": {"loss": "gspo", "reduction": "sequence_mean", **_HIGHER},
+    "luspo": {"loss": "gspo", "reduction": _SUM_NORM, "norm_tokens": 1, **_TIGHT},
     "cispo": {"loss": "cispo", **_HIGHER},
     "cispo_no_low": {"loss": "cispo", "clip_low": 1.0, "clip_high": 0.28},
     # REINFORCE with a weight that is capped from above is CISPO without a lower bound.
@@ -63,6 +64,7 @@ LOSSES: Mapping[str, dict[str, Any]] = {
 # verl's loss is the ratio, held fixed, times the logprob: another value of the same gradient.
 GRADIENTS: Mapping[str, dict[str, Any]] = {
     "dppo": {"loss": "dppo", "clip_low": 0.05, "clip_high": 0.1},
+    "dppo_kl": {"loss": "dppo_kl", "clip_low": 0.01, "clip_high": 0.03},
 }
 # Ratios far beyond every clip, where peers hold exp back at different places: the differences
 # are in test_differences.
@@ -96,7 +98,7 @@ def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Te
     """The loss of the whole objective and its gradient by each logprob."""
     given = Packed(inputs)
     corrected = "sampler" in inputs
-    weights = REDUCTIONS[config.reduction](given.lengths, NORM_TOKENS)
+    weights = REDUCTIONS[config.reduction](given.lengths, config.norm_tokens or NORM_TOKENS)
     lengths = torch.tensor(given.lengths)
     tokens = PackTokens(
         behaviour=given["sampler" if corrected else "old"],

@@ -77,6 +77,23 @@ def add_token_advantages(record: Recorder) -> None:
         )
 
 
+def add_grouped_advantages(record: Recorder) -> None:
+    """Record estimators that depend on both the groups and the lengths of attempts."""
+    for name, function in (
+        ("opo", "compute_opo_outcome_advantage"),
+        ("reinforce_pp_baseline", "compute_reinforce_plus_plus_baseline_outcome_advantage"),
+    ):
+        for suffix, lone in (("", False), ("_lone", True)):
+            episodes = inputs.grouped_episodes(lone)
+            record.inputs["grouped_episodes" + suffix] = episodes
+            rewards, mask = (torch.tensor(episodes[key]).double() for key in ("rewards", "mask"))
+            index = np.array(episodes["group"], dtype=object)
+            advantages, _ = getattr(core, function)(rewards, mask, index)
+            outputs = {"advantages": advantages.tolist()}
+            given = "grouped_episodes" + suffix
+            record.add("advantage", name + suffix, _CORE + function, given, outputs)
+
+
 def add_corrections(record: Recorder) -> None:
     record.inputs["mismatch"] = inputs.mismatch()
     given = tensors(record.inputs["mismatch"])

@@ -5,10 +5,11 @@ belong to attempts: one of several sequences (after a context compaction) counts
 identified by id. With a KL penalty in the reward, an attempt's outcome is its reward minus the
 penalties of its tokens.
 
-Estimators within groups (grpo, dr_grpo, rloo, max_rl) compare the graded attempts of one group
-id and nothing else; a group without a signal (one attempt, or all outcomes equal) has advantage
-exactly 0. Estimators over the batch (reinforce_pp, gae) compare with the batch or a critic: a
-group whose attempts all passed then does carry a signal, and only a batch whose returns are all
+Estimators within groups (grpo, dr_grpo, rloo, max_rl, opo) compare the graded attempts of one
+group id and nothing else; a group without a signal (one attempt, or all outcomes equal) has
+advantage exactly 0. Estimators over the batch (reinforce_pp, reinforce_pp_baseline, gae) compare
+with the batch or a critic: a group whose attempts all passed then does carry a signal, and only a
+batch whose returns (for reinforce_pp_baseline: whose differences from their group's mean) are all
 equal has advantage exactly 0.
 """
 
@@ -26,6 +27,8 @@ from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 Rewards = NDArray[np.float64]
 # Maps the outcomes of one group's attempts, at least two of them different, to their advantages.
 GroupEstimator = Callable[[Rewards], Rewards]
+# The same of outcomes and of the attempts' numbers of policy tokens, float64.
+LengthEstimator = Callable[[Rewards, Rewards], Rewards]
 
 _STD_FLOOR = 1e-6
 
@@ -75,9 +78,7 @@ def within_groups(name: str) -> Callable[[GroupEstimator], GroupEstimator]:
 
     def register_estimator(estimator: GroupEstimator) -> GroupEstimator:
         def estimate_batch(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-            values = _estimate_groups(_attempt_outcomes(batch), estimator)
-            keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
-            return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
+            return _estimate_groups(batch, lambda outcomes, lengths: estimator(outcomes))
 
         ADVANTAGES.register(name)(estimate_batch)
         return estimator
@@ -123,6 +124,20 @@ def max_rl(rewards: Rewards) -> Rewards:
     return (rewards - mean) / mean if mean > 0 else np.zeros_like(rewards)
 
 
+@ADVANTAGES.register("opo")
+def opo(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """r minus the group's mean reward, weighted by the attempts' policy tokens.
+
+    OPO, arXiv 2505.23585: the baseline of least variance, sum(n r) / sum(n), where the norm of an
+    attempt's gradient is taken to grow with its number of tokens n, in all its sequences."""
+
+    def centre(outcomes: Rewards, lengths: Rewards) -> Rewards:
+        # Without a token there is no advantage to give.
+        return outcomes - (lengths @ outcomes) / max(1.0, lengths.sum())
+
+    return _estimate_groups(batch, centre)
+
+
 @ADVANTAGES.register("reinforce_pp")
 def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
     """Returns from each token on, whitened over all policy tokens of the batch.
@@ -134,7 +149,16 @@ def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValu
     per_attempt = {
         key: returns_to_go(rewards) for key, rewards in _attempt_token_rewards(batch).items()
     }
-    return _whiten_and_split(batch, per_attempt)
+    return _whiten_all(_split_by_sequence(batch, per_attempt))
+
+
+@ADVANTAGES.register("reinforce_pp_baseline")
+def reinforce_pp_baseline(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """r minus the mean of its group, whitened over all policy tokens of the batch.
+
+    REINFORCE++ with a baseline, arXiv 2501.03262: groups share one scale, so a group's spread
+    does not decide its weight. Groups without a signal are 0 before they are whitened."""
+    return _whiten_all(_estimate_groups(batch, lambda outcomes, lengths: dr_grpo(outcomes)))
 
 
 @ADVANTAGES.register("gae")
@@ -144,7 +168,8 @@ def gae_with_critic(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenV
     PPO, arXiv 1707.06347, equation 11. Raises ValueError without values.
     """
     estimates = _gae_estimates(batch, config.critic)
-    return _whiten_and_split(batch, {key: found.advantages for key, found in estimates.items()})
+    advantages = {key: found.advantages for key, found in estimates.items()}
+    return _whiten_all(_split_by_sequence(batch, advantages))
 
 
 def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
@@ -171,26 +196,24 @@ def _attempt_outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
     }
 
 
-def _estimate_groups(
-    totals: Mapping[tuple[str, int], float], estimator: GroupEstimator
-) -> dict[tuple[str, int], float]:
-    groups: dict[str, dict[tuple[str, int], float]] = {}
-    for key, total in totals.items():
-        groups.setdefault(key[0], {})[key] = total
-    values: dict[tuple[str, int], float] = {}
-    for attempts in groups.values():
-        values |= _estimate_group(attempts, estimator)
-    return values
+def _estimate_groups(batch: BatchRewards, estimator: LengthEstimator) -> list[TokenValues]:
+    """Return the advantages of all tokens, each that of its attempt.
 
-
-def _estimate_group(
-    attempts: Mapping[tuple[str, int], float], estimator: GroupEstimator
-) -> dict[tuple[str, int], float]:
-    rewards = np.array(list(attempts.values()), np.float64)
-    # Compared, not computed: the mean of equal floats may differ from them in the last bit.
-    if np.all(rewards == rewards[0]):
-        return dict.fromkeys(attempts, 0.0)
-    return dict(zip(attempts, estimator(rewards).tolist(), strict=True))
+    They are exactly 0 in groups without a signal, for which the estimator is not called."""
+    outcomes, groups = _attempt_outcomes(batch), dict[str, list[tuple[str, int]]]()
+    lengths: dict[tuple[str, int], int] = {}
+    for key, rows in batch.attempts.items():
+        groups.setdefault(key[0], []).append(key)
+        lengths[key] = sum(len(batch.token_rewards[i]) for i in rows)
+    values = dict.fromkeys(outcomes, 0.0)
+    for keys in groups.values():
+        rewards = np.array([outcomes[key] for key in keys], np.float64)
+        # Compared, not computed: the mean of equal floats may differ from them in the last bit.
+        if np.any(rewards != rewards[0]):
+            counts = np.array([lengths[key] for key in keys], np.float64)
+            values |= dict(zip(keys, estimator(rewards, counts).tolist(), strict=True))
+    tokens = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
+    return [np.full(len(own), values[group, attempt]) for group, attempt, own in tokens]
 
 
 def _attempt_token_rewards(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
@@ -215,10 +238,8 @@ def _gae_estimates(batch: BatchRewards, config: CriticConfig) -> dict[tuple[str,
     return found
 
 
-def _whiten_and_split(
-    batch: BatchRewards, per_attempt: Mapping[tuple[str, int], TokenValues]
-) -> list[TokenValues]:
-    sequences = _split_by_sequence(batch, per_attempt)
+def _whiten_all(sequences: list[TokenValues]) -> list[TokenValues]:
+    """Whiten the tokens of all sequences together."""
     if not sequences:
         return []
     flat = whiten(np.concatenate(sequences))

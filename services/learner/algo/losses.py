@@ -150,11 +150,38 @@ def dppo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     return TokenLoss(-ratio * tokens.advantages * ~outside, outside)
 
 
+@LOSSES.register("dppo_kl")
+def dppo_kl(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-ratio * A, and 0 for a token that has moved too far in A's direction: up at A > 0 with a
+    binary KL above clip_high, down at A < 0 with one above clip_low.
+
+    DPPO with the binary KL, arXiv 2602.04879, equation 14: like `dppo`, with the divergence KL(old || policy)
+    between "this token" and "any other"."""
+    ratio = log_ratio(tokens.logprobs, tokens.old).exp()
+    now = tokens.logprobs.detach()
+    divergence = _binary_kl(tokens.old, now)
+    up = (now > tokens.old) & (divergence > config.clip_high)
+    down = (now < tokens.old) & (divergence > config.clip_low)
+    outside = (tokens.advantages > 0) & up | (tokens.advantages < 0) & down
+    return TokenLoss(-ratio * tokens.advantages * ~outside, outside)
+
+
 @LOSSES.register("importance_sampling")
 def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-ratio * A, the surrogate of arXiv 1707.06347, equation 6. Unbounded."""
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
     return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _binary_kl(old: Tensor, new: Tensor) -> Tensor:
+    """Return q log(q / p) + (1 - q) log((1 - q) / (1 - p)) of q = exp(old), p = exp(new); [n].
+
+    With its limits at probabilities of 0 and 1, which float32 reaches. At most 0 is taken for a
+    logprob, since engines round some up."""
+    old, new = old.clamp(max=0), new.clamp(max=0)
+    chosen, others = old.exp(), -torch.expm1(old)
+    this = torch.xlogy(chosen, chosen) - chosen * new
+    return this + torch.xlogy(others, others) - torch.xlogy(others, -torch.expm1(new))
 
 
 def _clipped_loss(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:

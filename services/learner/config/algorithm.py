@@ -14,8 +14,26 @@ from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Count, T
 # Largest bound for a ratio.
 _MOST = 1e6
 
-ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
-LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "dppo", "importance_sampling")
+ADVANTAGE_NAMES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "max_rl",
+    "opo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "gae",
+)
+LOSS_NAMES = (
+    "ppo_clip",
+    "dual_clip",
+    "gspo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "dppo_kl",
+    "importance_sampling",
+)
 
 
 class KlConfig(ConfigModel):
@@ -117,12 +135,13 @@ class AlgorithmConfig(ConfigModel):
 
     # Modules that the ranks import, for custom estimators and losses.
     plugins: tuple[str, ...] = ()
-    # Advantage estimator: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
+    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, reinforce_pp, reinforce_pp_baseline,
+    # gae, or a plugin's.
     advantage: str = "grpo"
-    # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, importance_sampling, or a plugin's.
+    # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a plugin's.
     loss: str = "ppo_clip"
     # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound. For dppo
-    # they bound how far a token's probability may move, down and up.
+    # they bound how far a token's probability may move, down and up; for dppo_kl, its binary KL.
     clip_low: float = Field(default=0.2, gt=0, le=1)
     # Above clip_low: clip-higher of DAPO.
     clip_high: float = Field(default=0.28, gt=0, le=1000)

@@ -76,7 +76,7 @@ def test_max_rl_without_a_positive_mean_has_nothing_to_divide_by(rewards: list[f
     assert max_rl(np.array(rewards)).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", [*sorted(ESTIMATORS), "opo", "reinforce_pp_baseline"])
 @pytest.mark.parametrize("rewards", [[0.7], [0.1, 0.1, 0.1], [0.0, 0.0]])
 def test_groups_without_a_signal_are_exactly_zero(name: str, rewards: list[float]) -> None:
     assert estimate(name, batch(rewards)) == [[0.0]] * len(rewards)
@@ -99,7 +99,9 @@ def test_a_group_sees_exactly_its_own_members_in_any_order(name: str) -> None:
         max_size=20,
     ),
     st.randoms(use_true_random=False),
-    st.sampled_from(["dr_grpo", "rloo", "grpo", "max_rl", "reinforce_pp"]),
+    st.sampled_from(
+        ["dr_grpo", "rloo", "grpo", "max_rl", "opo", "reinforce_pp", "reinforce_pp_baseline"]
+    ),
 )
 def test_the_order_of_the_batch_does_not_matter(
     members: list[tuple[str, float]], random: np.random.Generator, name: str
@@ -125,6 +127,42 @@ def test_every_token_gets_its_attempts_advantage(name: str) -> None:
     found = estimate(name, batch([1.0, 0.5, 0.0], token_rewards=tokens))
     expected = ESTIMATORS[name](np.array([1.0, 0.5, 0.0])).tolist()
     assert found == [[expected[0]] * 3, [], [expected[2]]]
+
+
+def test_opo_compares_with_the_mean_weighted_by_all_tokens_of_an_attempt() -> None:
+    # Attempt 0 has 3 tokens in two sequences, attempt 1 one token, and attempt 2 none.
+    tokens = [np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(0)]
+    given = batch([1.0, 1.0, 0.0, 0.5], attempts=[0, 0, 1, 2], token_rewards=tokens)
+    assert estimate("opo", given) == [[0.25], [0.25, 0.25], [-0.75], []]
+
+
+def test_opo_weighs_a_groups_gradient_by_token_to_zero() -> None:
+    tokens = [np.zeros(length) for length in (5, 1, 8, 2)]
+    found = np.concatenate(estimate("opo", batch([1.0, 0.3, -0.5, 0.9], token_rewards=tokens)))
+    assert found.sum() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_opo_of_attempts_without_a_token_divides_by_nothing() -> None:
+    assert estimate("opo", batch([1.0, 0.0], token_rewards=[np.zeros(0)] * 2)) == [[], []]
+
+
+def test_reinforce_pp_with_a_baseline_scales_all_groups_alike() -> None:
+    # Differences from the group's mean: +-0.5 and +-0.05, each of one token.
+    given = batch([1.0, 0.0, 0.6, 0.5], groups=["wide", "wide", "narrow", "narrow"])
+    found = np.concatenate(estimate("reinforce_pp_baseline", given))
+    assert found[0] == pytest.approx(10 * found[2], rel=1e-12)
+    assert found.std(ddof=1) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_reinforce_pp_with_a_baseline_whitens_by_token_and_centres_by_attempt() -> None:
+    # Of tokens: 0.5 three times, -0.5 once, and 0 four times from a group without a signal.
+    tokens = [np.zeros(2), np.zeros(1), np.zeros(1), np.zeros(4)]
+    groups, attempts = ["g", "g", "g", "h"], [0, 0, 1, 0]
+    given = batch([1.0, 1.0, 0.0, 1.0], groups=groups, attempts=attempts, token_rewards=tokens)
+    raw = np.array([0.5] * 3 + [-0.5] + [0.0] * 4)
+    expected = (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
+    found = np.concatenate(estimate("reinforce_pp_baseline", given))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_two_sequences_of_one_attempt_count_once() -> None:

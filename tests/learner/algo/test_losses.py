@@ -61,6 +61,17 @@ def dppo(ratio: float, advantage: float) -> tuple[float, float, bool]:
     return slope, slope, outside
 
 
+def divergence(old: float, new: float) -> float:
+    """KL of "this token or another" from one probability to another."""
+    return old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+
+
+def dppo_kl(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    """DPPO-KL of a token at logprob -2: its clips of 0.2 and 0.28 need a ratio above 5."""
+    assert divergence(math.exp(-2), ratio * math.exp(-2)) < 0.2
+    return -ratio * advantage, -ratio * advantage, False
+
+
 CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
     "ppo_clip": ppo,
     "dual_clip": dual,
@@ -69,6 +80,7 @@ CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
     "cispo": cispo,
     "sapo": sapo,
     "dppo": dppo,
+    "dppo_kl": dppo_kl,
     "importance_sampling": lambda ratio, a: (-ratio * a, -ratio * a, False),
 }
 
@@ -169,6 +181,59 @@ def test_dppo_holds_tokens_by_how_far_their_probability_has_moved_with_the_advan
     assert bool(result.clipped) is clipped
     expected = 0.0 if clipped else -advantage * new / old
     assert float(gradient) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "clipped"),
+    [
+        # A hundred times as likely, and still rare.
+        (0.001, 0.1, 1.0, False),
+        (0.001, 0.3, 1.0, True),
+        (0.5, 0.81, 1.0, False),
+        (0.5, 0.83, 1.0, True),
+        (0.5, 0.83, -1.0, False),
+        (0.5, 0.20, -1.0, True),
+        (0.5, 0.20, 1.0, False),
+        (0.5, 0.23, -1.0, False),
+        # Down by 0.2 from near 1, which is further than by 0.27 from a half.
+        (0.999, 0.8, -1.0, True),
+    ],
+)
+def test_dppo_kl_holds_tokens_by_their_binary_divergence_in_the_advantages_direction(
+    old: float, new: float, advantage: float, clipped: bool
+) -> None:
+    limit = CONFIG.clip_high if advantage > 0 else CONFIG.clip_low
+    towards = (new > old) == (advantage > 0)
+    assert clipped is (towards and divergence(old, new) > limit)
+    logprobs = torch.tensor([math.log(new)], requires_grad=True)
+    result = several("dppo_kl", logprobs, torch.tensor([math.log(old)]), torch.tensor([advantage]))
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
+    assert bool(result.clipped) is clipped
+    expected = 0.0 if clipped else -advantage * new / old
+    assert float(gradient) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "clipped"),
+    [
+        # From and to certainty, which float32 reaches; a logprob above 0 is a certain token's.
+        (0.0, 0.0, 1.0, False),
+        (0.0, 0.0, -1.0, False),
+        (1e-7, 0.0, -1.0, False),
+        (-0.5, 0.0, 1.0, True),
+        (0.0, -0.5, -1.0, True),
+        (-math.inf, -0.5, 1.0, True),
+        (-math.inf, -20.0, 1.0, False),
+        (-0.5, -math.inf, -1.0, True),
+    ],
+)
+def test_dppo_kl_is_right_at_probabilities_of_0_and_1(
+    old: float, new: float, advantage: float, clipped: bool
+) -> None:
+    given = (torch.tensor([value]) for value in (new, old, advantage))
+    result = several("dppo_kl", *given)
+    assert bool(result.clipped) is clipped
+    assert torch.isfinite(result.loss).all()
 
 
 def test_only_gspo_couples_the_tokens_of_a_sequence() -> None:

@@ -35,7 +35,7 @@ def test_every_estimator_may_be_chosen(name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
     assert "loss: unknown loss; did you mean 'ppo_clip'?" in problem(loss="ppo_clp")
     assert "advantage: unknown advantage; did you mean 'grpo'?" in problem(advantage="gpro")
-    assert "known: cispo, dppo, dual_clip" in problem(loss="x")
+    assert "known: cispo, dppo, dppo_kl, dual_clip" in problem(loss="x")
     assert "algorithm.plugins" in problem(loss="x")
 
 
