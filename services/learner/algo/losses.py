@@ -179,8 +179,8 @@ def dppo_kl(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-ratio * A, and 0 for a token that has moved too far in A's direction: up at A > 0 with a
     binary KL above clip_high, down at A < 0 with one above clip_low.
 
-    DPPO with the binary KL, arXiv 2602.04879, equation 14: like `dppo`, with the divergence KL(old || policy)
-    between "this token" and "any other"."""
+    DPPO with the binary KL, arXiv 2602.04879, equation 14: like `dppo`, with the divergence
+    KL(old || policy) between "this token" and "any other"."""
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
     now = tokens.logprobs.detach()
     divergence = _binary_kl(tokens.old, now)
