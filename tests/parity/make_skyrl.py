@@ -77,6 +77,11 @@ def add_losses(record: Recorder) -> None:
     tight = {"eps_clip_low": 0.03, "eps_clip_high": 0.07}
     bounds = {"cispo": {"cispo_eps_clip_low": 0.2, "cispo_eps_clip_high": 0.28}}
     gates = {"sapo": {"tau_pos": 1.0, "tau_neg": 1.05}}
+    variation = {"dppo_type": "binary_tv", "delta_low": 0.05, "delta_high": 0.1}
+    divergence = {"dppo_type": "binary_kl", "delta_low": 0.01, "delta_high": 0.03}
+    # Its covariances are of advantages that have been divided by the number of tokens.
+    count = sum(sum(row) for row in inputs.mask())
+    every = {"clip_ratio": 1.0, "clip_cov_lb": 0.5 / count, "clip_cov_ub": 5.0 / count}
     for name, kind, given, reduction, settings in (
         ("ppo_clip_higher", "regular", "tokens", "token_mean", higher),
         ("ppo_clip_sequence_mean", "regular", "tokens", "sequence_mean", higher),
@@ -85,6 +90,9 @@ def add_losses(record: Recorder) -> None:
         ("gspo", "gspo", "sequences", "sequence_mean", tight),
         ("cispo", "cispo", "tokens", "token_mean", bounds),
         ("sapo", "sapo", "tokens", "sequence_mean", gates),
+        ("dppo_ratio", "dppo", "tokens", "token_mean", {"dppo": variation}),
+        ("dppo_kl_ratio", "dppo", "tokens", "token_mean", {"dppo": divergence}),
+        ("clip_cov", "clip_cov", "tokens", "token_mean", higher | {"clip_cov": every}),
         ("importance_sampling", "importance_sampling", "tokens", "token_mean", {}),
     ):
         outputs = policy_loss(tensors(record.inputs[given]), kind, reduction, settings)

@@ -42,12 +42,19 @@ def add_losses(record: Recorder) -> None:
     divergences = {"clip_ratio_low": 0.01, "clip_ratio_high": 0.03}
     single = {"clip_ratio_c": _NO_DUAL_CLIP}
     gates = {"tau_pos": 1.0, "tau_neg": 1.05}
+    every, none, some = (
+        {"clip_cov_ratio": share, "clip_cov_lb": low, "clip_cov_ub": 5.0}
+        for share, low in ((1.0, 0.5), (1.0, 4.99), (0.1, 0.5))
+    )
     for name, mode, given, reduction, settings in (
         ("ppo_clip", "vanilla", "tokens", "token-mean", symmetric | single),
         ("ppo_clip_higher", "vanilla", "tokens", "token-mean", higher | single),
         ("ppo_clip_extremes", "vanilla", "extremes", "token-mean", higher | single),
         ("dual_clip", "vanilla", "tokens", "token-mean", higher | {"clip_ratio_c": 3.0}),
         ("dual_clip_extremes", "vanilla", "extremes", "token-mean", higher | {"clip_ratio_c": 3.0}),
+        ("clip_cov", "clip_cov", "tokens", "token-mean", higher | {"policy_loss": every}),
+        ("clip_cov_none", "clip_cov", "tokens", "token-mean", higher | {"policy_loss": none}),
+        ("clip_cov_some", "clip_cov", "tokens", "token-mean", higher | {"policy_loss": some}),
         ("gspo", "gspo", "sequences", "seq-mean-token-mean", tight),
         ("gspo_token_mean", "gspo", "sequences", "token-mean", tight),
         ("gspo_by_token", "gspo", "sequences_by_token", "seq-mean-token-mean", tight),
@@ -72,6 +79,9 @@ def policy_loss(
     settings: dict[str, Any],
     weights: Tensor | None = None,
 ) -> dict[str, Any]:
+    if isinstance(chosen := settings.get("policy_loss"), dict):
+        # In the fixtures it is a dictionary.
+        settings = settings | {"policy_loss": configs.PolicyLossConfig(**chosen)}
     config = actor(**settings)
     function = core.get_policy_loss_fn(mode)
 

@@ -18,7 +18,12 @@ CLOSED_FORMS = {
     "staleness_decay": "tests/learner/algo/test_corrections.py",
 }
 COMPARED = {
-    "loss": {*test_losses.LOSSES, *test_losses.GRADIENTS, *test_losses.EXTREMES},
+    "loss": {
+        *test_losses.LOSSES,
+        *test_losses.GRADIENTS,
+        *test_losses.EXTREMES,
+        *test_losses.DRAWN,
+    },
     "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS, *test_advantages.GROUPED},
     "kl": {
         *test_terms.ESTIMATED,

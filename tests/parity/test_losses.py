@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from services.learner.algo.held_tokens import UpdateTokens
+from services.learner.algo.losses import LOSSES as REGISTERED
 from services.learner.algo.objective import Objective, PackTokens
 from services.learner.algo.reductions import REDUCTIONS
 from services.learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import TOLERANCE, Packed, agree, chosen, each, gradient_of
+from tests.parity.support import case as named
 
 # The length that every peer was given for sequence_mean_token_sum_norm, unless a case sets its own.
 NORM_TOKENS = 16
@@ -34,6 +38,9 @@ LOSSES: Mapping[str, dict[str, Any]] = {
     "ppo_clip_sum_norm": {"loss": "ppo_clip", "reduction": _SUM_NORM, **_HIGHER},
     "ppo_clip_with_k3": {"loss": "ppo_clip", **_HIGHER, **_K3},
     "dual_clip": {"loss": "dual_clip", "dual_clip": 3.0, **_HIGHER},
+    # All candidates are held, and none is one.
+    "clip_cov": {"loss": "clip_cov", "clip_cov": {"share": 1.0, "low": 0.5}, **_HIGHER},
+    "clip_cov_none": {"loss": "clip_cov", "clip_cov": {"share": 1.0, "low": 4.99}, **_HIGHER},
     "gspo": {"loss": "gspo", "reduction": "sequence_mean", **_TIGHT},
     "gspo_by_token": {"loss": "gspo", "reduction": "sequence_mean", **_TIGHT},
     "ppo_clip_by_token": {"loss": "ppo_clip", **_TIGHT},
@@ -52,6 +59,8 @@ LOSSES: Mapping[str, dict[str, Any]] = {
         "sapo_negative": 4.0,
     },
     "importance_sampling": {"loss": "importance_sampling"},
+    "dppo_ratio": {"loss": "dppo", "clip_low": 0.05, "clip_high": 0.1},
+    "dppo_kl_ratio": {"loss": "dppo_kl", "clip_low": 0.01, "clip_high": 0.03},
     # prime-rl's kl_tau is half the coefficient: its term is the squared log-ratio, k2 half of that.
     "dppo_default": {"loss": "dppo", **_SYMMETRIC, "kl": {"coefficient": 2e-3, **_TO_SAMPLER}},
     "dppo_strong_kl": {
@@ -66,6 +75,8 @@ GRADIENTS: Mapping[str, dict[str, Any]] = {
     "dppo": {"loss": "dppo", "clip_low": 0.05, "clip_high": 0.1},
     "dppo_kl": {"loss": "dppo_kl", "clip_low": 0.01, "clip_high": 0.03},
 }
+# Of which tokens are drawn is another matter in every library.
+DRAWN = ("clip_cov_some",)
 # Ratios far beyond every clip, where peers hold exp back at different places: the differences
 # are in test_differences.
 EXTREMES: Mapping[str, dict[str, Any]] = {
@@ -109,10 +120,20 @@ def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Te
         staleness=torch.zeros_like(given.sequence),
         proximal=given["trainer"] if corrected else None,
         reference=given["reference"] if config.kl.needs_reference else None,
+        held=held_tokens(config, given),
     )
     logprobs = given["logprobs"].requires_grad_()
     loss = Objective(config).make_pack_loss(tokens)(logprobs, slice(None)).sum()
     return loss.detach(), gradient_of(loss, logprobs)
+
+
+def held_tokens(config: AlgorithmConfig, given: Packed) -> Tensor | None:
+    """What a loss holds back if the step has only just begun, as in the peers' function."""
+    choice = REGISTERED.find_choice(config.loss)
+    if choice is None:
+        return None
+    tokens = UpdateTokens(*(given[name].numpy() for name in ("advantages", "logprobs", "old")))
+    return torch.from_numpy(choice(tokens, config, np.random.default_rng(0)))
 
 
 @each(chosen("loss", LOSSES, but=[("trl", "gspo_by_token")]))
@@ -130,6 +151,21 @@ def test_a_gradient_is_the_peers(case: Case) -> None:
     agree(gradient, expected, VERL_TOLERANCE)
     advantages = Packed(case.inputs)["advantages"]
     assert ((expected == 0) & (advantages != 0)).any(), "the bounds hold no token"
+
+
+def test_clip_cov_draws_as_many_tokens_among_the_same_as_verl() -> None:
+    some, every = (named("verl", "loss", name) for name in ("clip_cov_some", "clip_cov"))
+    given = Packed(some.inputs)
+    free, all_held, drawn = (
+        given.of(each.outputs["gradient"]) == 0
+        for each in (named("verl", "loss", "ppo_clip_higher"), every, some)
+    )
+    settings = {**LOSSES["clip_cov"], "clip_cov": {"share": 0.1, "low": 0.5}}
+    _, gradient = ours(configured(settings), some.inputs)
+    candidates = all_held & ~free
+    counts = [int((found & ~free).sum()) for found in (drawn, gradient == 0)]
+    assert counts[0] == counts[1] == int(0.1 * len(free)) < int(candidates.sum())
+    assert not ((gradient == 0) & ~free & ~candidates).any()
 
 
 @each(chosen("loss", EXTREMES, but=[("trl", "ppo_clip_extremes")]))

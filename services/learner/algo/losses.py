@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.learner.algo.held_tokens import TokenChoice, draw_covariant
 from services.learner.algo.plugin_registry import Registry
 from services.learner.algo.sequences import sequence_means
 from services.learner.config.algorithm import AlgorithmConfig
@@ -29,6 +30,8 @@ class LossInput:
     # int64: index of the token's sequence, below `count`.
     sequence: Tensor
     count: int
+    # Tokens that the loss's choice holds back (bool); None: it has chosen none.
+    held: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,33 @@ PolicyLoss = Callable[[LossInput, AlgorithmConfig], TokenLoss]
 
 
 class LossRegistry(Registry[PolicyLoss]):
-    """Losses, and which of them couple the tokens of a sequence."""
+    """Losses, which of them couple the tokens of a sequence, and which hold tokens back."""
 
     def __init__(self) -> None:
         super().__init__("loss")
         self._coupled: set[str] = set()
+        self._choices: dict[str, TokenChoice] = {}
 
-    def register(self, name: str, *, coupled: bool = False) -> Callable[[PolicyLoss], PolicyLoss]:
+    def register(
+        self, name: str, *, coupled: bool = False, holds: TokenChoice | None = None
+    ) -> Callable[[PolicyLoss], PolicyLoss]:
         """Register a loss.
 
-        `coupled`: a token's loss depends on logprobs of its sequence other than its own."""
+        `coupled`: a token's loss depends on logprobs of its sequence other than its own. `holds`:
+        what chooses the tokens `LossInput.held` of each update."""
         if coupled:
             self._coupled.add(name)
+        if holds is not None:
+            self._choices[name] = holds
         return super().register(name)
 
     def is_coupled(self, name: str) -> bool:
         """Return True if the loss must see whole sequences."""
         return name in self._coupled
+
+    def find_choice(self, name: str) -> TokenChoice | None:
+        """Return what chooses the tokens that the loss holds back, if it holds any."""
+        return self._choices.get(name)
 
 
 LOSSES = LossRegistry()
@@ -92,6 +105,17 @@ def dual_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     most = -config.dual_clip * tokens.advantages
     capped = (tokens.advantages < 0) & (inner.loss > most)
     return TokenLoss(torch.where(capped, most, inner.loss), inner.clipped | capped)
+
+
+@LOSSES.register("clip_cov", holds=draw_covariant)
+def clip_cov(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """ppo_clip, and 0 for the tokens that `draw_covariant` has chosen.
+
+    Clip-Cov, arXiv 2505.22617: it keeps the policy's entropy from collapsing."""
+    inner = ppo_clip(tokens, config)
+    if tokens.held is None:
+        return inner
+    return TokenLoss(inner.loss * ~tokens.held, inner.clipped | tokens.held)
 
 
 @LOSSES.register("gspo", coupled=True)
@@ -155,8 +179,8 @@ def dppo_kl(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-ratio * A, and 0 for a token that has moved too far in A's direction: up at A > 0 with a
     binary KL above clip_high, down at A < 0 with one above clip_low.
 
-    DPPO with the binary KL, arXiv 2602.04879, equation 14: like `dppo`, with the divergence KL(old || policy)
-    between "this token" and "any other"."""
+    DPPO with the binary KL, arXiv 2602.04879, equation 14: like `dppo`, with the divergence
+    KL(old || policy) between "this token" and "any other"."""
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
     now = tokens.logprobs.detach()
     divergence = _binary_kl(tokens.old, now)

@@ -51,6 +51,8 @@ class PackTokens:
     proximal: Tensor | None = None
     # Logprobs of the reference policy, if `needs_reference_logprobs`.
     reference: Tensor | None = None
+    # Tokens that the loss holds back (bool), if it `chooses_tokens`.
+    held: Tensor | None = None
 
 
 def add_fields(one: S, other: S) -> S:
@@ -102,13 +104,20 @@ class Objective:
     def needs_proximal_logprobs(self) -> bool:
         """True if the trainer's logprobs must be computed before the first update.
 
-        Not for a single update, which computes the same values itself."""
+        Not for a single update, which computes the same values itself, unless the loss must choose
+        tokens among them first."""
         config = self._config
         in_reward = self.needs_reference_logprobs and config.kl.place == "reward"
         wanted = config.proximal == "trainer" or needs_trainer_logprobs(
             config.correction, self._ratio_limit
         )
-        return in_reward or (wanted and config.epochs * config.mini_batches > 1)
+        several = config.epochs * config.mini_batches > 1
+        return in_reward or self.chooses_tokens or (wanted and several)
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """True if the loss holds tokens back that are chosen among all of an update."""
+        return LOSSES.find_choice(self._config.loss) is not None
 
     @property
     def coupled(self) -> bool:
@@ -183,6 +192,7 @@ class PackLoss:
             tokens.advantages[span],
             tokens.sequence[span],
             tokens.count,
+            None if tokens.held is None else tokens.held[span],
         )
         return self._loss(given, self._config)
 

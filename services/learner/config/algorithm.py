@@ -27,6 +27,7 @@ ADVANTAGE_NAMES = (
 LOSS_NAMES = (
     "ppo_clip",
     "dual_clip",
+    "clip_cov",
     "gspo",
     "cispo",
     "sapo",
@@ -116,6 +117,23 @@ class OverlongConfig(ConfigModel):
         return self
 
 
+class ClipCovConfig(ConfigModel):
+    """The tokens that `loss = "clip_cov"` holds back: some whose advantage goes with a high
+    logprob."""
+
+    # Share of an update's policy tokens that is held, at least one token.
+    share: float = Field(default=2e-4, gt=0, le=1)
+    # Covariances of advantage and logprob among which tokens are drawn.
+    low: float = Field(default=1.0, ge=-_MOST, le=_MOST)
+    high: float = Field(default=5.0, ge=-_MOST, le=_MOST)
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"high: expected more than low, which is {self.low:g}")
+        return self
+
+
 class CriticConfig(ConfigModel):
     """The value model of `advantage = "gae"`, trained beside the policy."""
 
@@ -138,7 +156,8 @@ class AlgorithmConfig(ConfigModel):
     # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, reinforce_pp, reinforce_pp_baseline,
     # gae, or a plugin's.
     advantage: str = "grpo"
-    # ppo_clip, dual_clip, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a plugin's.
+    # ppo_clip, dual_clip, clip_cov, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a
+    # plugin's.
     loss: str = "ppo_clip"
     # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound. For dppo
     # they bound how far a token's probability may move, down and up; for dppo_kl, its binary KL.
@@ -147,6 +166,7 @@ class AlgorithmConfig(ConfigModel):
     clip_high: float = Field(default=0.28, gt=0, le=1000)
     # Largest ratio at a negative advantage, for dual_clip.
     dual_clip: float = Field(default=3.0, gt=1, le=1000)
+    clip_cov: ClipCovConfig = ClipCovConfig()
     # Temperatures of sapo's gates, at positive and negative advantages.
     sapo_positive: float = Field(default=1.0, gt=0, le=1000)
     sapo_negative: float = Field(default=1.05, gt=0, le=1000)

@@ -203,10 +203,15 @@ def _make_pack_tokens(pack: Sequence[TrainExample], targets: PackTargets) -> Pac
         reference=None
         if first.reference is None
         else _concat_arrays([example.reference for example in pack], device),
+        held=None
+        if first.held is None
+        else _concat_arrays([example.held for example in pack], device).bool(),
     )
 
 
-def _concat_arrays(arrays: Sequence[NDArray[np.floating] | None], device: torch.device) -> Tensor:
+def _concat_arrays(
+    arrays: Sequence[NDArray[np.floating | np.bool_] | None], device: torch.device
+) -> Tensor:
     """Concatenate the arrays of a pack's rows as float32; either all rows have one or none has."""
     there = [array for array in arrays if array is not None]
     return to_device(np.concatenate(there).astype(np.float32), device)

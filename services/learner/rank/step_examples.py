@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
+from services.learner.algo.held_tokens import TokenChoice, UpdateTokens
 from services.learner.algo.kl import kl_rewards
+from services.learner.algo.losses import LOSSES
 from services.learner.algo.overlong import not_overlong_mask, soft_penalties
 from services.learner.algo.reductions import REDUCTIONS
 from services.learner.config.algorithm import AlgorithmConfig
@@ -36,6 +38,8 @@ class TrainExample:
     # The critic's values before the step, and their targets.
     values: NDArray[np.float32] | None = None
     returns: Values | None = None
+    # Tokens that the loss holds back, if it chooses any.
+    held: NDArray[np.bool_] | None = None
 
 
 @dataclass(slots=True)
@@ -116,11 +120,19 @@ def make_examples(
     norm_tokens: int,
 ) -> PreparedBatch:
     """Return the examples in mini-batches. `norm_tokens` is the constant of the reduction
-    sequence_mean_token_sum_norm."""
+    sequence_mean_token_sum_norm.
+
+    A loss that chooses tokens needs the proximal logprobs of all kept rows."""
     examples = {
         row.index: _make_example(row, targets, scored) for row in targets.kept if len(row.positions)
     }
     parts = _mini_batches(batch, examples, algorithm, norm_tokens)
+    if (choice := LOSSES.find_choice(algorithm.loss)) is not None:
+        # Every rank draws the same.
+        parts = [
+            _hold_tokens(part, choice, algorithm, np.random.default_rng([batch.step, place]))
+            for place, part in enumerate(parts)
+        ]
     return PreparedBatch(parts, targets.advantages)
 
 
@@ -180,6 +192,31 @@ def _mini_batches(
         pairs = zip(part, weights.tolist(), strict=True)
         found.append([replace(examples[i], weight=w) for i, w in pairs if i in examples])
     return found
+
+
+def _hold_tokens(
+    part: Sequence[TrainExample],
+    choice: TokenChoice,
+    algorithm: AlgorithmConfig,
+    draw: np.random.Generator,
+) -> list[TrainExample]:
+    """Return the examples of a mini-batch with the tokens that the loss holds back."""
+    if not part:
+        return []
+    logprobs = _concat([example.proximal for example in part])
+    behaviour = _concat([example.row.behaviour for example in part])
+    tokens = UpdateTokens(
+        _concat([example.advantages for example in part]),
+        logprobs,
+        behaviour if algorithm.proximal == "behaviour" else logprobs,
+    )
+    ends = np.cumsum([len(example.advantages) for example in part])[:-1]
+    held = np.split(choice(tokens, algorithm, draw), ends)
+    return [replace(example, held=own) for example, own in zip(part, held, strict=True)]
+
+
+def _concat(arrays: Sequence[NDArray[np.floating] | None]) -> Values:
+    return np.concatenate([array for array in arrays if array is not None]).astype(np.float64)
 
 
 def _make_example(row: Row, targets: BatchTargets, scored: ModelScores) -> TrainExample:

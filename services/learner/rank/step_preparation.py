@@ -63,7 +63,9 @@ class BatchPreparer:
         if objective.needs_reference_logprobs and not scored.reference:
             scored.reference = self._reference_logprobs(targets.chosen)
         if objective.needs_proximal_logprobs and not scored.proximal:
-            scored.proximal = self._proximal_logprobs(targets.chosen)
+            # A choice of tokens looks at those without a gradient, too.
+            chosen = targets.kept if objective.chooses_tokens else targets.chosen
+            scored.proximal = self._proximal_logprobs(chosen)
         return make_examples(batch, targets, scored, self.algorithm, self.norm_tokens)
 
     @property

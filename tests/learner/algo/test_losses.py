@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,8 @@ def dppo_kl(ratio: float, advantage: float) -> tuple[float, float, bool]:
 CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
     "ppo_clip": ppo,
     "dual_clip": dual,
+    # With no token held.
+    "clip_cov": ppo,
     # Of a sequence of one token.
     "gspo": ppo,
     "cispo": cispo,
@@ -234,6 +237,25 @@ def test_dppo_kl_is_right_at_probabilities_of_0_and_1(
     result = several("dppo_kl", *given)
     assert bool(result.clipped) is clipped
     assert torch.isfinite(result.loss).all()
+
+
+def test_clip_cov_moves_no_token_that_is_held() -> None:
+    drawn = sample([7, 5])
+    held = torch.arange(12) % 3 == 0
+    leaf = drawn.logprobs.clone().requires_grad_()
+    tokens = replace(drawn.loss_input(leaf, drawn.behaviour), held=held)
+    result = LOSSES.get("clip_cov")(tokens, CONFIG)
+    plain = LOSSES.get("ppo_clip")(tokens, CONFIG)
+    assert torch.equal(result.loss, torch.where(held, 0.0, plain.loss))
+    assert torch.equal(result.clipped, plain.clipped | held)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), leaf)
+    assert not gradient[held].any() and gradient[~held].any()
+
+
+def test_a_logprob_that_is_nan_shows_where_it_is_held_too() -> None:
+    nan, held = torch.tensor([float("nan")]), torch.tensor([True])
+    tokens = LossInput(nan, torch.zeros(1), torch.ones(1), torch.tensor([0]), 1, held)
+    assert LOSSES.get("clip_cov")(tokens, CONFIG).loss.isnan().all()
 
 
 def test_only_gspo_couples_the_tokens_of_a_sequence() -> None:

@@ -35,7 +35,7 @@ def test_every_estimator_may_be_chosen(name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
     assert "loss: unknown loss; did you mean 'ppo_clip'?" in problem(loss="ppo_clp")
     assert "advantage: unknown advantage; did you mean 'grpo'?" in problem(advantage="gpro")
-    assert "known: cispo, dppo, dppo_kl, dual_clip" in problem(loss="x")
+    assert "known: cispo, clip_cov, dppo, dppo_kl, dual_clip" in problem(loss="x")
     assert "algorithm.plugins" in problem(loss="x")
 
 
@@ -47,6 +47,10 @@ def test_with_a_plugin_any_name_may_be_known() -> None:
 def test_samples_are_not_corrected_twice(key: str) -> None:
     assert 'set proximal = "trainer"' in problem(correction={key: 2.0})
     AlgorithmConfig.model_validate({"correction": {key: 2.0}, "proximal": "trainer"})
+
+
+def test_bounds_of_a_covariance_are_in_order() -> None:
+    assert "high: expected more than low, which is 6" in problem(clip_cov={"low": 6.0})
 
 
 def test_reading_the_configuration_imports_no_torch() -> None:

@@ -53,6 +53,13 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "coupled": {"loss": "gspo", "reduction": "sequence_mean"},
     "everything": EVERYTHING,
     "reward": {"advantage": "reinforce_pp", "kl": {"coefficient": 0.05, "place": "reward"}},
+    # So many tokens that every rank holds some, by bounds that no rounding error crosses.
+    "held": {
+        "loss": "clip_cov",
+        "clip_cov": {"share": 0.2, "low": -100, "high": 100},
+        "epochs": 2,
+        "mini_batches": 2,
+    },
     "adapters": {
         "advantage": "gae",
         "kl": {"coefficient": 0.05},
@@ -183,6 +190,7 @@ def ranks(
         ("coupled", (3,)),
         ("everything", (3,)),
         ("reward", (3,)),
+        ("held", (3,)),
     ],
 )
 def test_neither_loss_nor_update_depends_on_the_number_of_ranks(

@@ -82,7 +82,8 @@ def test_no_two_names_mean_the_same(
     # In the first step the critic knows nothing, and gae is reinforce_pp.
     critic = {"lr": 0.01}
     # No token here is likely enough for its probability to move by the defaults of dppo's clips.
-    clips = {"clip_low": 0.02, "clip_high": 0.03}
+    # Nor are covariances as high as clip_cov's.
+    clips = {"clip_low": 0.02, "clip_high": 0.03, "clip_cov": {"share": 0.5, "low": -1.0}}
     given = moved(batch, shift, 4 * shift)
     found = [
         train(model_folder, given, steps=2, critic=critic, **clips, **only(key, name))
@@ -90,6 +91,34 @@ def test_no_two_names_mean_the_same(
     ]
     norms = [round(step.metrics["policy/grad_norm"], 6) for step in found]
     assert len(set(norms)) == len(names)
+
+
+def test_clip_cov_holds_the_same_tokens_in_packs_of_any_size(
+    model_folder: Path, batch: TrainBatch
+) -> None:
+    chosen = {"loss": "clip_cov", "clip_cov": {"share": 0.25, "low": -100, "high": 100}}
+    algorithm = AlgorithmConfig.model_validate(chosen)
+    outcomes: list[tuple[float, dict[str, torch.Tensor]]] = []
+    for pack_tokens in (1, 4096):
+        # Adam divides a gradient by its own size, rounding errors too; not with this.
+        policy, _, trainer = make_trainer(
+            model_folder, pack_tokens=pack_tokens, algorithm=algorithm, eps=1.0
+        )
+        metrics = trainer.train_step(batch, lr=0.1).metrics
+        outcomes.append((metrics["policy/clip_ratio"], parameters(policy)))
+    # A share of all tokens, of which some have no gradient anyway.
+    assert outcomes[0][0] == outcomes[1][0] == pytest.approx(0.25, abs=0.1)
+    for name, value in outcomes[0][1].items():
+        torch.testing.assert_close(value, outcomes[1][1][name], rtol=0, atol=1e-6)
+
+
+def test_a_share_of_1_of_all_covariances_leaves_nothing_to_train(
+    model_folder: Path, batch: TrainBatch
+) -> None:
+    held = {"share": 1.0, "low": -100, "high": 100}
+    metrics = train(model_folder, batch, loss="clip_cov", clip_cov=held).metrics
+    assert metrics["policy/clip_ratio"] == 1.0
+    assert metrics["policy/grad_norm"] == 0.0
 
 
 def test_a_plugin_brings_an_advantage_and_a_loss(
