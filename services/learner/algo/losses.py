@@ -157,6 +157,15 @@ def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss
     return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+def negative_log_likelihood(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-A * logprob: at an advantage of 1 the cross entropy of a demonstration's tokens. There is no
+    ratio, because nobody sampled them from a policy that the loss could compare with.
+
+    Not registered: the loss of demonstrations is no choice of `[learner.algorithm]`."""
+    loss = -tokens.advantages * tokens.logprobs
+    return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
+
+
 def _clipped_loss(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:
     return clipped_surrogate(ratio, advantages, 1 - config.clip_low, 1 + config.clip_high)
 
