@@ -12,7 +12,7 @@ from services.common.spec.config import canonical_json
 from services.common.spec.spec import SharedConfig, parse_shared
 from services.common.spec.spec_loading import expand_spec
 from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.launcher.config import tinker_rules
+from services.launcher.config import imitation_rules, tinker_rules
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -52,6 +52,16 @@ class RunSpec:
     def uses_tinker(self) -> bool:
         """Whether a Tinker service trains and samples, so that no process has GPUs or weights."""
         return tinker_rules.uses_tinker(self.tables)
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services that the run needs, which it has replicas of."""
+        return imitation_rules.needed_services(self.tables)
+
+    def replica_counts(self) -> dict[str, int]:
+        """Return the number of replicas of each service that the run needs."""
+        counts = self.config.replica_counts()
+        return {service: counts[service] for service in self.services}
 
     def machines_of(self, service: str) -> int:
         """Return the number of machines of one replica of a service. The service must have

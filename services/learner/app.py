@@ -24,12 +24,19 @@ from services.learner.checkpoints.remote_upload import Identity
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.journal.store import open_journal
+from services.learner.imitation.demonstration_set import (
+    DemonstrationSet,
+    load_demonstrations,
+    refuse_imitated_tasks,
+)
+from services.learner.imitation.imitation_loop import build_imitation_loop
+from services.learner.journal.store import Journal, open_journal
 from services.learner.ranks.cluster import dismissed_at_end
 from services.learner.run.assembly import RunState, build_run_state, build_train_loop
 from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import (
     check_data_are_the_same,
+    check_demonstrations_are_the_same,
     check_engine_is_the_same,
     check_eval_sets_are_the_same,
     check_publications_are_alike,
@@ -59,6 +66,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
     except JournalError as error:
         raise ConfigError(str(error)) from error
     try:
+        journal.holds.keep_all = config.journal.keep_payloads
         await note_writer(journal)
         await report_damaged_alarms(journal, runtime.run_dir / ALARMS_FILE)
         if "jsonl" in config.tracking.backends:
@@ -66,10 +74,11 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         await check_engine_is_the_same(journal, config.engine)
         await check_publications_are_alike(journal, runtime.shared.policy)
-        if config.mode == "train":
+        if config.mode == "train" and config.objective == "rl":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
         await check_data_are_the_same(journal, config.data)
         await check_eval_sets_are_the_same(journal, eval_sets)
+        demonstrations = await _find_demonstrations(runtime, vendors, journal, eval_sets)
         target = remote_target_of(vendors.store, runtime)
         await remote_claim.check_claims(target, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)
@@ -77,7 +86,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         uploads = await remote_claim.claim_epoch(target, journal, identity)
         try:
             state = await build_run_state(runtime, vendors, journal, dispatcher, uploads)
-            done = await _serve_and_train(runtime, vendors, state, eval_sets)
+            done = await _serve_and_train(runtime, vendors, state, eval_sets, demonstrations)
             if done and config.mode == "train":
                 await export_newest(journal, runtime.run_dir, vendors.export)
             await vendors.dumps.finish()
@@ -88,17 +97,40 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         await journal.close()
 
 
+async def _find_demonstrations(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    journal: Journal,
+    eval_sets: Sequence[EvalSet],
+) -> DemonstrationSet | None:
+    """Load what the run imitates; None if it does not. Raises ConfigError."""
+    config = runtime.config.sft
+    if config is None:
+        return None
+    shared, tokenizer = runtime.shared, vendors.tokenizer
+    found = await asyncio.to_thread(load_demonstrations, config, shared, tokenizer)
+    if runtime.config.mode == "train":
+        refuse_imitated_tasks(found.trained, eval_sets)
+    await check_demonstrations_are_the_same(journal, found.origin)
+    return found
+
+
 async def _serve_and_train(
     runtime: Runtime[LearnerConfig],
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
+    demonstrations: DemonstrationSet | None,
 ) -> bool:
     """Serve and train. Return True when the run is done, False when it was drained first."""
     runtime.watchdog.limit_s = runtime.config.stall_s
     limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
 
-    loop = await build_train_loop(runtime, vendors, state, eval_sets)
+    parts = (runtime, vendors, state, eval_sets)
+    if demonstrations is None:
+        loop = await build_train_loop(*parts)
+    else:
+        loop = await build_imitation_loop(*parts, demonstrations)
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:

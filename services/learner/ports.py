@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.common.domain.policy import PolicyId
 from services.learner.types import (
+    BatchScore,
     CheckpointFiles,
     Comparison,
     Histogram,
@@ -41,6 +42,10 @@ class Ranks(Protocol):
 
         With `diagnose`, also search for the cause of a difference, which takes many passes.
         """
+        ...
+
+    async def score_batch(self, batch: TrainBatch) -> BatchScore:
+        """Score the policy tokens of a batch under the current weights. Changes no state."""
         ...
 
     async def publish_weights(self, version: int) -> Publication:

@@ -67,6 +67,17 @@ class TrainBatch:
     settings: StepSettings = StepSettings()
     # PNG or JPEG files that the sequences show, by hexadecimal SHA-256.
     pictures: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    # The sequences are demonstrations: the loss is their negative log-likelihood, and nothing is
+    # estimated from rewards or compared with a sampler.
+    imitated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScore:
+    """Number of policy tokens of a batch, and their mean negative log-likelihood in nats."""
+
+    tokens: int
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)

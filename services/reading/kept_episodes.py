@@ -37,7 +37,7 @@ class KeptEpisodes:
         # Attempts of one step or evaluation are adjacent.
         self._stats_of = lru_cache(1)(self._read_stats)
         self._tools_of = lru_cache(64)(partial(tools_of, db))
-        self._rows_of = lru_cache(1)(_read_rows)
+        self._rows_of = lru_cache(1)(read_dumped_rows)
 
     def count(self, wanted: AttemptFilter) -> int:
         """Count the attempts, including those whose tokens were pruned."""
@@ -102,7 +102,8 @@ class KeptEpisodes:
             return {}
 
 
-def _read_rows(path: Path) -> dict[AttemptKey, Row]:
+def read_dumped_rows(path: Path) -> dict[AttemptKey, Row]:
+    """Return the rows of a dump by attempt; none if there is no such file."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8") as file:

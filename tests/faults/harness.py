@@ -91,7 +91,8 @@ def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:
 
 
 class FaultRun:
-    """One run of `flotilla train` in a folder of its own, and the contents of its journal."""
+    """One run of `flotilla train`, or another command that trains, in a folder of its own, and the
+    contents of its journal."""
 
     def __init__(self, folder: Path, wish: dict[str, Any]) -> None:
         self.runs = folder / "runs"
@@ -104,11 +105,11 @@ class FaultRun:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def train(self, *arguments: str) -> None:
+    async def train(self, *arguments: str, command: str = "train") -> None:
         """Start the command; what it prints is collected in `output`."""
-        command = ("train", str(self.path), *arguments, "--runs", str(self.runs))
+        words = (command, str(self.path), *arguments, "--runs", str(self.runs))
         self.output = ""
-        self._process = await start_cli(*command)
+        self._process = await start_cli(*words)
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

@@ -14,6 +14,8 @@ SCHEMA_VERSION = "7"
 READ_VERSIONS = ("6", SCHEMA_VERSION)
 # Locked by the learner that writes the journal.
 LOCK = "journal.lock"
+# Key in the journal's meta: what the run started with, by name, as JSON.
+BEGAN_WITH = "began_with"
 
 
 class JournalError(Exception):

@@ -88,6 +88,13 @@ def _find_unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield key, f"write dates and times as quoted strings; got {value}"
 
 
+def given_keys(table: ConfigModel) -> list[str]:
+    """Return the keys that a spec sets to something else than their defaults, sorted."""
+    fields: Mapping[str, Any] = type(table).model_fields
+    given = sorted(table.model_fields_set)
+    return [key for key in given if getattr(table, key) != fields[key].get_default()]
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Return the end of an error message about an unknown name."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from services.common.domain.pass_rates import PASS_REWARD
 from services.common.process.private_process import keep_private, refuse_core_dumps
 from services.common.text.printable_text import print_visible
 from services.launcher.cli import (
@@ -109,6 +110,51 @@ def _require_resume(run_id: str | None, *, update: bool, accept_loss: bool) -> N
     for given, name in ((update, "--update"), (accept_loss, "--accept-loss")):
         if given:
             raise typer.BadParameter("it requires --resume", param_hint=name)
+
+
+@app.command(context_settings=OVERRIDES)
+def sft(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    source: Annotated[
+        str, typer.Option("--from", help="Run whose episodes are imitated: an id, or `newest`.")
+    ],
+    min_reward: Annotated[
+        float, typer.Option("--min-reward", help="Least reward of an episode that is imitated.")
+    ] = PASS_REWARD,
+    best_of: Annotated[
+        int | None,
+        typer.Option(
+            "--best-of",
+            min=1,
+            help="Only the best of each so many graded attempts at a task, in the run's order.",
+        ),
+    ] = None,
+    detach: Detach = False,
+    wait: Wait = False,
+    priority: Priority = 0,
+    runs: Runs = RUNS,
+) -> None:
+    """Train a policy to imitate the good episodes of a recorded run (supervised fine-tuning).
+
+    Reads the run's journal, and its dumps where the journal has pruned tokens: both hold the exact
+    token ids and who wrote each, so nothing is rendered, and only what a policy sampled is trained.
+    Evaluations are never imitated. The episodes go to `runs/demonstrations/RUN-DIGEST.npz`, which
+    becomes `learner.sft.data`; then it does what `train` does with `learner.objective = "sft"`.
+    Options override keys of the spec, which needs `learner.sft.sequences_per_step` and
+    `learner.steps`; the model must have the tokenizer and chat template of the recorded run. If
+    `learner.eval.sets` is empty, the learner is the run's only process.
+
+    `flotilla train SPEC --resume`, as printed at Ctrl-C, continues the run with the same file.
+    `python -m services.reading.demonstrations` only writes the file. Exit code: that of `train`.
+    """
+    from services.launcher.cli import sft as command
+    from services.launcher.cli.train import TrainOptions
+    from services.reading.demonstrations.acceptance import AcceptanceRules
+
+    request = command.ImitationRequest(source, AcceptanceRules(min_reward, best_of))
+    options = TrainOptions(detach=detach, wait=wait, priority=priority)
+    raise typer.Exit(command.imitate_run(spec, runs, list(context.args), request, options))
 
 
 eval_commands.add_eval_commands(app)

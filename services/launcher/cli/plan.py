@@ -25,7 +25,7 @@ from services.launcher.cli.command_runner import BAD_SPEC, OK
 from services.launcher.config.launcher import LauncherConfig
 from services.launcher.control import budget, spec_check
 from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
-from services.launcher.state import LEARNER, SERVICES, ReplicaKey
+from services.launcher.state import LEARNER, ReplicaKey
 from services.launcher.store.run_files import log_path
 
 # Placeholder for the launcher's name, so that the files do not depend on where they are made.
@@ -99,21 +99,24 @@ def make_task_files(
         task = whole_run_task(str(path), read, overrides)
         return {f"{read.name}.yaml": cost_estimate.dump_yaml([task])}
     site = _make_offerer().make_site(
-        _make_launch(read, runs, (SERVICES[0], 0)), runs / read.name / CODE_FOLDER
+        _make_launch(read, runs, (LEARNER, 0)), runs / read.name / CODE_FOLDER
     )
     return {
         f"{read.name}-{service}.yaml": cost_estimate.dump_yaml(
             [task_documents.replica_task(site, (service, 0))]
         )
-        for service in SERVICES
+        for service in read.services
     }
 
 
 def _check_resources(read: RunSpec, *, one_machine: bool) -> None:
     """Check the requested resources of all services, before the slower checks by the services
     themselves. Raises BadSpecError with all problems."""
+    sky = read.config.sky
     problems = [
-        text for s in SERVICES for text in machine_candidates.check_candidates(read.config.sky, s)
+        text
+        for service in read.services
+        for text in machine_candidates.check_candidates(sky, service)
     ]
     problems += single_machine.check_gpus(read.config) if one_machine else []
     if problems:
@@ -138,7 +141,7 @@ def _print_services(read: RunSpec, runs: Path) -> None:
     print_visible(f"{read.name}: a cluster per replica; network {sky.network}")
     prices: dict[str, float] = {}
     known = True
-    for service, count in read.config.replica_counts().items():
+    for service, count in read.replica_counts().items():
         launch = _make_launch(read, runs, (service, 0))
         offer = _make_offerer().make_offer(launch, runs / read.name / CODE_FOLDER)
         print_visible(
@@ -147,7 +150,7 @@ def _print_services(read: RunSpec, runs: Path) -> None:
         )
         prices[service] = offer.dollars_per_hour or 0.0
         known = known and offer.dollars_per_hour is not None
-    total = budget.hourly_cost(prices, read.config.replica_counts())
+    total = budget.hourly_cost(prices, read.replica_counts())
     beyond = "" if known else ", plus unknown prices" if total else ""
     print_visible(f"  in total: {_format_price(total if total or known else None)}{beyond}")
     for line in (*_format_limits(read.config, prices, total), *_format_token_limits(read)):

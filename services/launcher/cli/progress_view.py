@@ -28,6 +28,9 @@ TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
 _NUMBERS = (
     (TRAINING, "training pass@1", "{:.1%}"),
     ("reward/avg_raw_reward", "reward", "{:.3f}"),
+    ("sft/loss", "loss", "{:.4f}"),
+    ("sft/heldout_loss", "held-out loss", "{:.4f}"),
+    ("sft/epoch", "epochs", "{:.2f}"),
     ("throughput/tokens_per_sec_gen", "tokens/s", "{:,.0f}"),
     ("async/staleness_mean", "staleness", "{:.2f}"),
     (HELD_OUT, "held-out pass@1", "{:.1%}"),

@@ -75,13 +75,19 @@ def _format_with_interval(figures: dict[str, Any]) -> str:
 
 
 def draw_curve(run_dir: Path) -> None:
-    """Draw pass@1 over steps into the run's folder, if there is anything to draw."""
+    """Draw pass@1 over steps, and the losses of a run that imitates, into the run's folder, if
+    there is anything to draw."""
     metrics = MetricSeries(run_dir / METRICS_FILE)
     lines = [
         PlotLine("training tasks", *metrics.curve(TRAINING)),
         PlotLine("held-out tasks", *metrics.curve(HELD_OUT), style="o-"),
     ]
-    draw_panels(run_dir / CURVE_FILE, [Panel("pass@1", lines, run_dir.name, is_share=True)])
+    losses = [
+        PlotLine("demonstrations", *metrics.curve("sft/loss")),
+        PlotLine("held-out demonstrations", *metrics.curve("sft/heldout_loss"), style="o-"),
+    ]
+    panels = [Panel("pass@1", lines, run_dir.name, is_share=True), Panel("loss", losses)]
+    draw_panels(run_dir / CURVE_FILE, panels)
 
 
 def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:

@@ -103,7 +103,7 @@ class Admission:
         run = Run(
             run_id=run_id,
             name=spec.name,
-            wanted=spec.config.replica_counts(),
+            wanted=spec.replica_counts(),
             mode=order.mode,
             backend=spec.config.backend,
             cost=cost,
@@ -128,7 +128,7 @@ class Admission:
     ) -> list[tuple[LaunchSpec, int, ResourceOffer]]:
         """Return the resources that a run would use: for each service one launch, the number of
         replicas, and the offer."""
-        run = Run(run_id=run_id, name=spec.name, wanted=spec.config.replica_counts())
+        run = Run(run_id=run_id, name=spec.name, wanted=spec.replica_counts())
         offers: list[tuple[LaunchSpec, int, ResourceOffer]] = []
         for service, replicas in run.wanted.items():
             launch = make_launch_spec(run, (service, 0), spec, self._folder / run_id, NO_REGISTRY)

@@ -5,7 +5,7 @@ torch and vLLM, are started for a spec whose tables are right."""
 
 import asyncio
 from asyncio.subprocess import STDOUT
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from services.common.process.child_environment import child_environment
 from services.common.process.exit_codes import CONFIG
@@ -25,17 +25,21 @@ _TABLES = {
 
 
 async def check_spec(spec: RunSpec) -> None:
-    """Let the services validate their parts. Raises BadSpecError with all objections."""
-    answers = await asyncio.gather(*(_check_service(spec, service) for service in SERVICES))
+    """Let the services that the run needs validate their parts. Raises BadSpecError with all
+    objections."""
+    answers = await asyncio.gather(*(_check_service(spec, service) for service in spec.services))
     problems = [answer for answer in answers if answer]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
 async def check_tables(spec: RunSpec, where: str = "spec") -> None:
-    """Read the services' tables. Raises BadSpecError with every mistake in them; `where` names the
-    spec. Tables that this installation cannot import are left to the services."""
-    command = tables_command(spec.config.modules, where)
+    """Read the tables of the services that the run needs, and of others that the spec has.
+
+    Raises BadSpecError with every mistake in them; `where` names the spec. Tables that this
+    installation cannot import are left to the services."""
+    services = [name for name in SERVICES if name in spec.services or name in spec.tables]
+    command = tables_command(spec.config.modules, where, services)
     if command is None:
         return
     code, text = await _run_check(command, spec.text)
@@ -53,10 +57,13 @@ def check_command(
     return python_command("-m", entry, "--config", "-", "--check-config", *overrides)
 
 
-def tables_command(modules: Mapping[str, str], where: str) -> tuple[str, ...] | None:
-    """Return the command that reads the services' tables of the spec on its standard input, in one
-    process and without what the services import; None if other modules replace all of them."""
-    tables = [f"{name}={place}" for name, place in _TABLES.items() if name not in modules]
+def tables_command(
+    modules: Mapping[str, str], where: str, services: Collection[str] = SERVICES
+) -> tuple[str, ...] | None:
+    """Return the command that reads these services' tables of the spec on its standard input, in
+    one process and without what they import; None if other modules replace all of them."""
+    named = [name for name in services if name not in modules]
+    tables = [f"{name}={place}" for name, place in _TABLES.items() if name in named]
     if not tables:
         return None
     return python_command("-m", "services.launcher.control.read_tables", where, *tables)

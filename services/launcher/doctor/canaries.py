@@ -92,7 +92,9 @@ async def _list_used_tasks(context: RunContext) -> list[Mapping[str, Any]]:
     section = context.get_section(LEARNER)
     sets = [each["tasks"] for each in section["eval"]["sets"]]
     trained = [section["tasks"]] if context.mode is RunMode.TRAIN or not sets else []
-    paths = list(dict.fromkeys([*trained, *sets]))
+    paths = list(dict.fromkeys(path for path in (*trained, *sets) if path))
+    if not paths:
+        raise NotApplicableError("the run imitates, and plays no task")
     here = [path for path in paths if not comes_later(context, path)]
     if not here:
         raise NotApplicableError(comes_later(context, paths[0]))

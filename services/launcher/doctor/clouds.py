@@ -7,7 +7,6 @@ from services.launcher.doctor.findings import Finding, NotApplicableError
 from services.launcher.doctor.probe_process import run_probe_module
 from services.launcher.doctor.run_context import RunContext
 from services.launcher.security.service_variables import CLOUD_VARIABLES
-from services.launcher.state import SERVICES
 
 
 async def probe_clouds(context: RunContext) -> list[Finding]:
@@ -16,7 +15,7 @@ async def probe_clouds(context: RunContext) -> list[Finding]:
     sky = context.plan.config.sky
     wanted = {
         service: [candidate.infra for candidate in machines_of(sky, service).candidates]
-        for service in SERVICES
+        for service in context.plan.services
     }
     # SkyPilot lies in the launcher's own environment.
     also = ("SKYPILOT_*", *CLOUD_VARIABLES)

@@ -164,7 +164,8 @@ async def examine_tasks(context: RunContext) -> tuple[list[Finding], list[EnvVer
 
 def task_file_keys(section: Mapping[str, Any]) -> dict[str, str]:
     """Return the task files, each with the config key that names it first."""
-    paths = {section["tasks"]: "learner.tasks"}
+    # A run that imitates has none.
+    paths = {section["tasks"]: "learner.tasks"} if section.get("tasks") else {}
     for number, each in enumerate(section.get("eval", {}).get("sets", ())):
         paths.setdefault(each["tasks"], f"learner.eval.sets.{number}.tasks")
     return paths

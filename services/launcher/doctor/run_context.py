@@ -22,7 +22,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.run_spec import RunSpec
-from services.launcher.state import SERVICES, RunMode
+from services.launcher.state import RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def make_run_context(plan: RunSpec, folder: Path, environ: Mapping[str, str]) ->
 
 async def read_sections(context: RunContext) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
     """Return each service's view of its part of the spec, and its objections."""
-    read = await asyncio.gather(*(_read_section(context, service) for service in SERVICES))
+    services = context.plan.services
+    read = await asyncio.gather(*(_read_section(context, service) for service in services))
     sections = {service: section for service, section, _ in read if section is not None}
     findings = [finding for _, _, finding in read if finding is not None]
     return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]

@@ -197,6 +197,15 @@ def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss
     return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
 
+def negative_log_likelihood(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-A * logprob: at an advantage of 1 the cross entropy of a demonstration's tokens. There is no
+    ratio, because nobody sampled them from a policy that the loss could compare with.
+
+    Not registered: the loss of demonstrations is no choice of `[learner.algorithm]`."""
+    loss = -tokens.advantages * tokens.logprobs
+    return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
+
+
 def _binary_kl(old: Tensor, new: Tensor) -> Tensor:
     """Return q log(q / p) + (1 - q) log((1 - q) / (1 - p)) of q = exp(old), p = exp(new); [n].
 

@@ -23,7 +23,13 @@ from services.learner.algo.corrections import (
     needs_trainer_logprobs,
 )
 from services.learner.algo.kl import kl_penalty
-from services.learner.algo.losses import LOSSES, LossInput, PolicyLoss, TokenLoss
+from services.learner.algo.losses import (
+    LOSSES,
+    LossInput,
+    PolicyLoss,
+    TokenLoss,
+    negative_log_likelihood,
+)
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.types import StepSettings
 
@@ -88,12 +94,19 @@ class ObjectiveSums:
 class Objective:
     """The objective that one step's updates minimise.
 
-    Raises ValueError for an unregistered loss."""
+    That of demonstrations (`imitated`) is their negative log-likelihood and nothing else of the
+    config. Raises ValueError for an unregistered loss."""
 
-    def __init__(self, config: AlgorithmConfig, settings: StepSettings | None = None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        settings: StepSettings | None = None,
+        *,
+        imitated: bool = False,
+    ) -> None:
+        self._config = AlgorithmConfig() if imitated else config
         self._ratio_limit = settings.ratio_limit if settings else None
-        self._loss = LOSSES.get(config.loss)
+        self._loss = negative_log_likelihood if imitated else LOSSES.get(config.loss)
 
     @property
     def needs_reference_logprobs(self) -> bool:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel
+from services.common.spec.config import given_keys
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.lora import ALL_LINEAR
 
@@ -80,7 +80,7 @@ def _algorithm_problems(algorithm: "AlgorithmConfig") -> Iterator[str]:
     if algorithm.entropy_coefficient:
         yield f"{table}.entropy_coefficient: the service has no entropy bonus; leave it out"
     for name in ("kl", "correction", "critic"):
-        for key in _given(getattr(algorithm, name)):
+        for key in given_keys(getattr(algorithm, name)):
             yield f"{table}.{name}.{key}: the service has no such term; leave it out"
 
 
@@ -89,15 +89,8 @@ def _ignored_problems(config: "LearnerConfig") -> Iterator[str]:
         yield "learner.temperature: the service trains at temperature 1; set it to 1"
     if config.guard.mode != "off":
         yield 'learner.guard.mode: the service scores no samples again; set it to "off"'
-    guard = [key for key in _given(config.guard) if key not in _READ_GUARD]
-    weights = [key for key in _given(config.weights) if key in _IGNORED_WEIGHTS]
-    for table, keys in (("guard", guard), ("weights", weights), ("rank", _given(config.rank))):
+    guard = [key for key in given_keys(config.guard) if key not in _READ_GUARD]
+    weights = [key for key in given_keys(config.weights) if key in _IGNORED_WEIGHTS]
+    for table, keys in (("guard", guard), ("weights", weights), ("rank", given_keys(config.rank))):
         for key in keys:
             yield f"learner.{table}.{key}: {_OWN_RANKS}"
-
-
-def _given(table: ConfigModel) -> list[str]:
-    """Return the keys that the spec sets to something else than their defaults."""
-    fields: Mapping[str, Any] = type(table).model_fields
-    given = sorted(table.model_fields_set)
-    return [key for key in given if getattr(table, key) != fields[key].get_default()]

@@ -14,6 +14,7 @@ from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
 from services.learner.config.hosted import check_hosted
+from services.learner.config.imitation import SftConfig, check_imitation
 from services.learner.config.lora import LoraConfig
 from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
@@ -166,6 +167,15 @@ class WeightsConfig(ConfigModel):
         return self
 
 
+class JournalConfig(ConfigModel):
+    """What the journal keeps."""
+
+    # Never prune token ids, logprobs, messages and pictures of attempts, so that a later run can
+    # imitate all of them: 4 bytes a token, 4 more for a sampled one, and the rest as it came. By
+    # default, what every kept checkpoint has behind it is pruned, except each step's first group.
+    keep_payloads: bool = False
+
+
 class IntakeConfig(ConfigModel):
     """Limits on trajectories in transit to the learner."""
 
@@ -185,15 +195,19 @@ class LearnerConfig(ServiceConfig):
     engine: Literal["ranks", "tinker"] = "ranks"
     # `eval` evaluates the run's newest policy on all sets and ends, without training.
     mode: Literal["train", "eval"] = "train"
-    # A task file: a JSON array or an object with the key `tasks`.
-    tasks: str
+    # `rl` trains on attempts that engines sample; `sft` imitates the demonstrations of `[sft]`.
+    objective: Literal["rl", "sft"] = "rl"
+    sft: SftConfig | None = None
+    # A task file: a JSON array or an object with the key `tasks`. This key, `groups_per_step` and
+    # `group_size` have no default, but are absent with objective "sft".
+    tasks: str = ""
     # The manifest of `flotilla data prepare` that the tasks must be from; absent: any tasks.
     data: str | None = Field(default=None, min_length=1)
     # Optimizer steps of the whole run.
     steps: Steps
-    groups_per_step: Count
+    groups_per_step: Count = 0
     # Attempts at each task, sampled together.
-    group_size: int = Field(ge=2, le=1024)
+    group_size: int = Field(default=0, ge=2, le=1024)
     # Versions by which the policy that wrote a token may lag behind the trainer's.
     # 0 is strictly on policy: rollout and training take turns.
     max_staleness: int = Field(default=1, ge=0, le=1000)
@@ -230,6 +244,7 @@ class LearnerConfig(ServiceConfig):
     lora: LoraConfig | None = None
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    journal: JournalConfig = JournalConfig()
     eval: EvalConfig = EvalConfig()
     dumps: DumpsConfig = DumpsConfig()
     select: SelectConfig = SelectConfig()
@@ -238,23 +253,41 @@ class LearnerConfig(ServiceConfig):
     alarms: AlarmsConfig = AlarmsConfig()
 
     @model_validator(mode="after")
+    def _objective_is_whole(self) -> Self:
+        if self.objective == "sft":
+            if self.sft is None:
+                raise ValueError("sft: missing; its key `data` names the file of demonstrations")
+            return self
+        needed = ("tasks", "groups_per_step", "group_size")
+        if lacking := [key for key in needed if key not in self.model_fields_set]:
+            also = f", nor have {' and '.join(lacking[1:])}" if lacking[1:] else ""
+            raise ValueError(f"{lacking[0]}: missing; it has no default{also}")
+        if self.sft is not None:
+            raise ValueError('sft: it has no effect without learner.objective = "sft"')
+        return self
+
+    @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:
-        if self.min_group > self.group_size:
+        if self.objective == "rl" and self.min_group > self.group_size:
             raise ValueError(
                 f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
             )
         return self
 
     @model_validator(mode="after")
-    def _a_service_has_no_guard(self) -> Self:
-        """Switch the guard off with `engine = "tinker"`, unless the spec says otherwise."""
+    def _no_guard_without_samples(self) -> Self:
+        """Switch the guard off with `engine = "tinker"` and `objective = "sft"`, unless told
+        otherwise."""
         # Not before the fields are read: after such a validator, lists of a spec are no tuples.
-        if self.engine != "tinker" or "mode" in self.guard.model_fields_set:
+        samples = self.engine == "ranks" and self.objective == "rl"
+        if samples or "mode" in self.guard.model_fields_set:
             return self
         return self.model_copy(update={"guard": self.guard.model_copy(update={"mode": "off"})})
 
     def check(self, shared: SharedConfig) -> None:
-        if self.engine == "tinker":
+        if self.objective == "sft":
+            check_imitation(self, shared.policy)
+        elif self.engine == "tinker":
             check_hosted(self, shared.policy)
         else:
             check_pictures(self, shared.policy)

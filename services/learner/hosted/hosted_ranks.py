@@ -37,6 +37,7 @@ from services.learner.rank.canary import canary_token_ids
 from services.learner.ranks import protocol
 from services.learner.training_types import TargetScores
 from services.learner.types import (
+    BatchScore,
     CheckpointFiles,
     Comparison,
     ModelInfo,
@@ -191,6 +192,10 @@ class HostedRanks:
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """Compare nothing: samples of earlier weights cannot be scored again there."""
         return Comparison()
+
+    async def score_batch(self, batch: TrainBatch) -> BatchScore:
+        """Refuse: no service scores without a step. A spec that would need it is refused first."""
+        raise RankError("a Tinker service scores no batch without training on it")
 
     async def publish_weights(self, version: int) -> Publication:
         """Save the weights for samplers, and publish their address. See `ports.Ranks`."""

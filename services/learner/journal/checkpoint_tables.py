@@ -29,7 +29,7 @@ class ResultTables(TableAccess):
         exception propagates. The same transaction prunes the payloads that the oldest kept
         checkpoint contains, except those of each step's first group, which people read, and held
         ones. While there are fewer than `keep` checkpoints, the initial policy counts as one, and
-        nothing is pruned."""
+        nothing is pruned; nor is anything if all payloads are held."""
 
         def replace_checkpoints(db: sqlite3.Connection) -> list[str]:
             if put_in_place:
@@ -39,7 +39,7 @@ class ResultTables(TableAccess):
             found = rows.fetchall()
             kept, old = found[:keep], found[keep:]
             db.executemany("DELETE FROM checkpoints WHERE step = ?", [(n,) for n, _ in old])
-            if len(kept) == keep:
+            if len(kept) == keep and not self.holds.keep_all:
                 held = json.dumps(sorted(self.holds.find_groups(db)))
                 db.execute(PRUNE, (kept[-1][0], kept[-1][0], held))
                 db.execute(PRUNE_PICTURES)

@@ -29,6 +29,8 @@ class JournalHolds:
         self._evals: frozenset[str] = frozenset()
         # Newest steps whose payloads stay.
         self.kept_steps = 0
+        # True if all payloads stay.
+        self.keep_all = False
 
     def set_unwritten(self, steps: Iterable[int], evals: Iterable[str]) -> None:
         """Keep the payloads of steps and evaluations whose dumps are not written yet."""

@@ -96,11 +96,15 @@ def find_targets(
     *,
     everywhere: bool = False,
 ) -> BatchTargets:
-    """Return the targets of a batch; with `everywhere`, tokens without an advantage move too.
+    """Return the targets of a batch; with `everywhere`, tokens without an advantage move too. Every
+    token of a demonstration has advantage 1.
 
     Raises ValueError for rewards that cannot be compared."""
     rewards = _batch_rewards(batch, rows, scored, algorithm)
-    advantages = ADVANTAGES.get(algorithm.advantage)(rewards, algorithm)
+    if batch.imitated:
+        advantages = [np.ones(len(row.positions)) for row in rows]
+    else:
+        advantages = ADVANTAGES.get(algorithm.advantage)(rewards, algorithm)
     returns = critic_targets(rewards, algorithm) if scored.values is not None else None
     mask = not_overlong_mask(
         [s.stop_reason for s in batch.sequences],

@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Mapping
 
+import numpy as np
+
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.objective import Objective
 from services.learner.algo.plugin_registry import load_plugins
@@ -20,10 +22,15 @@ from services.learner.rank.packed_rows import RowPacker
 from services.learner.rank.reference import ReferencePolicy
 from services.learner.rank.rows import Row
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_examples import PreparedBatch, TrainExample, norm_tokens_of
+from services.learner.rank.step_examples import (
+    PreparedBatch,
+    TrainExample,
+    norm_tokens_of,
+    rows_of,
+)
 from services.learner.rank.step_preparation import BatchPreparer, NotFiniteError
 from services.learner.rank.token_report import TokenStats
-from services.learner.types import StepResult, TrainBatch
+from services.learner.types import BatchScore, StepResult, TrainBatch
 
 # The process's output is the rank's log.
 _log = logging.getLogger(__name__)
@@ -79,9 +86,18 @@ class Trainer:
         with self._policy.showing(batch):
             return self._make_updates(batch, lr)
 
+    def score_batch(self, batch: TrainBatch) -> BatchScore:
+        """Score the policy tokens of a batch under the current parameters, and change nothing."""
+        rows = rows_of(batch)
+        with self._policy.showing(batch):
+            found = score_rows(self._policy, rows, self._packer, chunk=self._rank.head_chunk)
+        # In batch order and float64, so that the sum does not depend on packs and ranks.
+        scores = np.concatenate([np.zeros(0), *(found[index] for index in sorted(found))])
+        return BatchScore(len(scores), float(-scores.mean()) if len(scores) else 0.0)
+
     def _make_updates(self, batch: TrainBatch, lr: float) -> StepResult:
         started = time.monotonic()
-        objective = Objective(self._algorithm, batch.settings)
+        objective = Objective(self._algorithm, batch.settings, imitated=batch.imitated)
         try:
             prepared = self._preparer.prepare_batch(batch, objective)
         except NotFiniteError as error:

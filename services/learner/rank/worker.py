@@ -48,7 +48,7 @@ class Rank:
     @property
     def commands(self) -> Mapping[str, Command]:
         """Commands by name; each takes the message's arguments."""
-        return {"train": self.train_step, "burn_in": self.burn_in}
+        return {"train": self.train_step, "score": self.score_batch, "burn_in": self.burn_in}
 
     def model_info(self) -> ModelInfo:
         policy = self._models.policy
@@ -93,6 +93,10 @@ class Rank:
         if message.get("keep_tokens") and self._setup.place.index == 0 and result.tokens:
             result = replace(result, token_file=self._hand_out_tokens(batch.step, result.tokens))
         return protocol.encode_step_result(result)
+
+    def score_batch(self, message: protocol.Message) -> protocol.Message:
+        """Score the batch that the message describes; see `ports.Ranks`."""
+        return asdict(self._models.trainer.score_batch(self._receive_batch(message)))
 
     def _receive_batch(self, message: protocol.Message) -> TrainBatch:
         """Return the batch that the service has written into shared memory.

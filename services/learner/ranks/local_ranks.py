@@ -18,6 +18,7 @@ from services.learner.ranks.pending_calls import Answer
 from services.learner.ranks.rank_group import RankGroup
 from services.learner.ranks.rendezvous import Rendezvous
 from services.learner.types import (
+    BatchScore,
     CheckpointFiles,
     Comparison,
     ModelInfo,
@@ -100,15 +101,27 @@ class LocalRanks:
         )
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
+        keep = self._config.dumps.enabled and not batch.imitated
+        answer = await self._call_with_batch("train", batch, keep_tokens=keep)
+        return protocol.decode_step_result(answer)
+
+    async def score_batch(self, batch: TrainBatch) -> BatchScore:
+        """See `ports.Ranks`. Every rank computes a share."""
+        return BatchScore(**await self._call_with_batch("score", batch))
+
+    async def _call_with_batch(
+        self, command: str, batch: TrainBatch, **also: bool
+    ) -> protocol.Message:
+        """Return the first rank's answer to a command that all ranks get with a batch.
+
+        Ranks elsewhere cannot read its file: the first one sends it. Raises RankError."""
         path = protocol.batch_path(self._group.shm_dir, self._group.name)
-        arguments = await _write_batch("train", path, batch)
-        # Ranks elsewhere cannot read the file: the first one sends it.
-        arguments["keep_tokens"] = self._config.dumps.enabled
+        arguments = {**await _write_batch(command, path, batch), **also}
         here, count = self._group.local_count, self._group.rank_count
         per_rank = [arguments] * here + [{}] * (count - here)
-        answer, *_ = await self._group.call_ranks("train", per_rank)
+        answer, *_ = await self._group.call_ranks(command, per_rank)
         path.unlink(missing_ok=True)
-        return protocol.decode_step_result(answer)
+        return answer
 
     async def compare_batch(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """See `ports.Ranks`. Only the first rank computes it."""

@@ -151,6 +151,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
         "canary": [s.canary for s in sequences],
         "settings": asdict(batch.settings),
+        "imitated": batch.imitated,
     }
 
 
@@ -208,7 +209,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         if name.startswith(_PICTURE)
     }
     settings = StepSettings(**message["settings"])
-    return TrainBatch(message["step"], sequences, settings, files)
+    return TrainBatch(message["step"], sequences, settings, files, message["imitated"])
 
 
 def _to_place(sha256: str, grid: list[int], offset: int) -> PlacedPicture:

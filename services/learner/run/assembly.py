@@ -20,8 +20,10 @@ from services.learner.run.policy_publisher import PolicyPublisher
 from services.learner.run.remaining_time import RemainingTime, plan_of
 from services.learner.run.result_sinks import ResultSinks
 from services.learner.run.run_clock import load_clock
+from services.learner.run.run_record import RunRecord, load_alarm_memory, load_tracked_run
+from services.learner.run.run_stages import RunStages
 from services.learner.run.status import LearnerStatus
-from services.learner.run.step_recorder import StepRecorder, load_alarm_memory, load_tracked_run
+from services.learner.run.step_recorder import StepRecorder
 from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.run.train_loop import TrainLoop
@@ -72,45 +74,71 @@ async def build_run_state(
     return RunState(journal, dispatcher, broadcast, guard, alarms, status, checkpoints, uploads)
 
 
+async def open_record(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    state: RunState,
+    eval_sets: Sequence[EvalSet],
+) -> RunRecord:
+    """Open the trackers, and report where the run is shown; return what its steps are recorded
+    with."""
+    journal, dumps = state.journal, vendors.dumps
+    tracked = await load_tracked_run(journal)
+    dumps.hold_in(journal.holds)
+    state.status.tracker_url = await asyncio.to_thread(vendors.tracker.open_run, tracked) or ""
+    return RunRecord(
+        journal=journal,
+        sinks=ResultSinks(vendors.tracker, state.alarms, state.status),
+        clock=await load_clock(journal),
+        dumps=dumps,
+        remaining=RemainingTime(plan_of(runtime.config, eval_sets)),
+        checkpoint_metrics=state.checkpoints.metrics,
+        launcher_metrics=lambda: runtime.launcher_metrics,
+        tracked=tracked,
+    )
+
+
+def build_stages(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    state: RunState,
+    eval_sets: Sequence[EvalSet],
+    record: RunRecord,
+) -> RunStages:
+    """Build the stages that every run has."""
+    config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
+    return RunStages(
+        config=config,
+        trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
+        publisher=PolicyPublisher(
+            config, dispatcher, state.broadcast, state.guard, journal, vendors.publication_servers
+        ),
+        evals=EvalSchedule(
+            *(config, eval_sets, dispatcher, journal, record.sinks, record.dumps),
+            runtime.watchdog,
+        ),
+        summary=RunSummary(runtime.run_dir, runtime.shared.seed, record.clock, journal),
+        status=state.status,
+        watchdog=runtime.watchdog,
+        drain=runtime.drain,
+    )
+
+
 async def build_train_loop(
     runtime: Runtime[LearnerConfig],
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
 ) -> TrainLoop:
-    """Build the loop and its stages; open the trackers, and report where the run is shown."""
-    config, journal, dispatcher = runtime.config, state.journal, state.dispatcher
-    tracked, dumps = await load_tracked_run(journal), vendors.dumps
-    dumps.hold_in(journal.holds)
-    state.status.tracker_url = await asyncio.to_thread(vendors.tracker.open_run, tracked) or ""
-    clock = await load_clock(journal)
-    sinks = ResultSinks(vendors.tracker, state.alarms, state.status)
+    """Build the loop of a run that trains on groups of attempts."""
+    config, dispatcher = runtime.config, state.dispatcher
+    record = await open_record(runtime, vendors, state, eval_sets)
     return TrainLoop(
-        config=config,
+        stages=build_stages(runtime, vendors, state, eval_sets, record),
         dispatcher=dispatcher,
-        trainer=StepTrainer(vendors.ranks, state.checkpoints, journal, dispatcher),
-        publisher=PolicyPublisher(
-            config, dispatcher, state.broadcast, state.guard, journal, vendors.publication_servers
-        ),
         guard=state.guard,
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),
-        evals=EvalSchedule(config, eval_sets, dispatcher, journal, sinks, dumps, runtime.watchdog),
-        recorder=StepRecorder(
-            dispatcher,
-            journal,
-            sinks,
-            clock,
-            tracked,
-            dumps,
-            RemainingTime(plan_of(config, eval_sets)),
-            checkpoint_metrics=state.checkpoints.metrics,
-            launcher_metrics=lambda: runtime.launcher_metrics,
-            tinker_names=config.engine == "tinker",
-        ),
-        summary=RunSummary(runtime.run_dir, runtime.shared.seed, clock, journal),
-        status=state.status,
-        watchdog=runtime.watchdog,
-        drain=runtime.drain,
+        recorder=StepRecorder(dispatcher, record, tinker_names=config.engine == "tinker"),
     )
 
 

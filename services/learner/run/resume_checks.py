@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from services.common.process.own_version import own_version
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.journal_file import BEGAN_WITH
 from services.common.run_folder.metric_lines import count_damaged_lines, find_lost_metrics
 from services.common.spec.spec import PolicyConfig
 from services.common.tasks.data_manifest import read_data_manifest
@@ -27,7 +28,6 @@ from services.learner.types import ModelInfo
 # A value that JSON can hold.
 V = TypeVar("V")
 
-_KEY = "began_with"
 # Key in the journal's meta: the Flotillas that have written it, in order.
 _WRITERS = "written_by"
 # Keys in the journal's meta: how much of the files of metrics and alarms was reported as lost.
@@ -103,7 +103,7 @@ async def check_data_are_the_same(journal: Journal, path: str | None) -> None:
     """Note the prepared data with which the run starts, at the manifest `path`; a resumed run that
     names others is refused. Raises ConfigError."""
     if path is None:
-        if "data" in (await journal.read_meta()).get(_KEY, {}):
+        if "data" in (await journal.read_meta()).get(BEGAN_WITH, {}):
             _log.warning("learner.data was left out: nothing shows that the data are the same")
         return
     manifest = await asyncio.to_thread(read_data_manifest, Path(path))
@@ -178,6 +178,32 @@ async def check_weights_are_the_same(lineage: PolicyLineage, ranks: Ranks, info:
         raise ConfigError(f"{changed}its KL penalty or its adapters depend on them{remedy}")
 
 
+async def check_base_is_the_same(journal: Journal, info: ModelInfo) -> None:
+    """Check the weights that stay in use beside those that are trained, such as the base of
+    adapters, in a run that has published none that they could be compared with. Raises
+    ConfigError."""
+    if info.reference is None:
+        return
+    digest = info.reference.hex()
+    if await _initial_value(journal, "base", digest) != digest:
+        raise ConfigError(
+            "policy.model: its weights are not those that this run started with, and its KL penalty"
+            " or its adapters depend on them: restore them, or start a new run"
+        )
+
+
+async def check_demonstrations_are_the_same(journal: Journal, now: Mapping[str, Any]) -> None:
+    """Check everything that decides which sequences each step imitates: `now` holds it by key.
+    Raises ConfigError, because steps that are trained again would be others."""
+    began = await _initial_value(journal, "demonstrations", dict(now))
+    if differing := sorted(key for key in now if began.get(key) != now[key]):
+        was = ", ".join(f"{key} was {began.get(key)}" for key in differing)
+        raise ConfigError(
+            f"{differing[0]}: the demonstrations of each step are not those that this run started"
+            f" with: {was}; restore that, or start a new run"
+        )
+
+
 async def note_writer(journal: Journal) -> None:
     """Note which Flotilla writes the journal from here on; another one than before is no obstacle,
     because the journal's format is checked."""
@@ -221,7 +247,7 @@ async def _report_more(journal: Journal, key: str, count: int, text: str, path: 
 
 async def _initial_value(journal: Journal, name: str, value: V) -> V:
     """Return the value that the run started with; `value` if this is its first start."""
-    began = (await journal.read_meta()).get(_KEY, {})
+    began = (await journal.read_meta()).get(BEGAN_WITH, {})
     if name not in began:
-        await journal.set_meta({_KEY: {**began, name: value}})
+        await journal.set_meta({BEGAN_WITH: {**began, name: value}})
     return began.get(name, value)

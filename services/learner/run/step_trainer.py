@@ -9,8 +9,18 @@ from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks
-from services.learner.run.resume_checks import check_weights_are_the_same
-from services.learner.types import ModelInfo, Publication, StepResult, StepSettings
+from services.learner.run.resume_checks import (
+    check_base_is_the_same,
+    check_weights_are_the_same,
+)
+from services.learner.types import (
+    BatchScore,
+    ModelInfo,
+    Publication,
+    StepResult,
+    StepSettings,
+    TrainBatch,
+)
 
 
 class ReplayError(ConfigError):
@@ -45,7 +55,10 @@ class StepTrainer:
 
     async def check_weights(self, info: ModelInfo) -> None:
         """Raise ConfigError if the model is not the one that the run started with."""
-        await check_weights_are_the_same(self._dispatcher.lineage, self._ranks, info)
+        lineage = self._dispatcher.lineage
+        if not lineage.fingerprints_of(0):
+            await check_base_is_the_same(self._journal, info)
+        await check_weights_are_the_same(lineage, self._ranks, info)
 
     async def plans_to_replay(self) -> list[Plan]:
         """Return the plans that were committed after the checkpoint, in order.
@@ -68,6 +81,12 @@ class StepTrainer:
         self._dispatcher.mark_journaled(snapshot)
         return plan
 
+    async def commit_imitation(self) -> Plan:
+        """Journal that the next step follows; what it imitates is a function of its number."""
+        plan = Plan(self.version + 1, ())
+        await self._journal.commit_plan(plan, self._dispatcher.run_epoch, (), ())
+        return plan
+
     async def train_plan(self, plan: Plan) -> StepResult:
         """Train the step of a plan. Raises ReplayError if its trajectories are gone."""
         attempts = await self._journal.load_intact(plan.attempts)
@@ -81,9 +100,17 @@ class StepTrainer:
                 f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
                 " can be read: restore a folder under checkpoints/, or start a new run"
             )
-        result = await self._ranks.train_step(build_train_batch(plan.step, attempts, plan.settings))
-        self.version = plan.step
+        return await self.train_batch(build_train_batch(plan.step, attempts, plan.settings))
+
+    async def train_batch(self, batch: TrainBatch) -> StepResult:
+        """Train the next step on a batch."""
+        result = await self._ranks.train_step(batch)
+        self.version = batch.step
         return result
+
+    async def score_batch(self, batch: TrainBatch) -> BatchScore:
+        """Score the policy tokens of a batch under the weights of this version."""
+        return await self._ranks.score_batch(batch)
 
     async def write_weights(self) -> Publication:
         """Write the weights of this version, ready to be announced."""

@@ -38,13 +38,17 @@ _REFUSALS = (
 def load_task_files(
     config: LearnerConfig, seed: int, *, sees_pictures: bool
 ) -> tuple[list[Task], list[EvalSet]]:
-    """Load training tasks, and the evaluation sets that have tasks. Raises ConfigError, also for
-    tasks that need images unless the policy `sees_pictures`."""
+    """Load training tasks, none if the run imitates, and the evaluation sets that have tasks.
+
+    Raises ConfigError, also for tasks that need images unless the policy `sees_pictures`."""
+    loaded: list[Task] = []
+    tasks: list[Task] = []
     try:
         if config.data:
             check_prepared(config.data, config.tasks, [each.tasks for each in config.eval.sets])
-        loaded = load_tasks(Path(config.tasks))
-        tasks = filter_tasks(loaded, config.select, path=config.tasks, seed=seed)
+        if config.objective == "rl":
+            loaded = load_tasks(Path(config.tasks))
+            tasks = filter_tasks(loaded, config.select, path=config.tasks, seed=seed)
         sets = [load_eval_set(chosen, config.select) for chosen in config.eval.sets]
         if config.mode == "train":
             refuse_trained_tasks(tasks, sets)

@@ -49,9 +49,7 @@ class Curriculum:
         seen: Iterable[str] = (),
     ) -> None:
         """Create a curriculum; `window` is the number of groups of a step, `seen` are the keys of
-        tasks drawn before."""
-        if not tasks:
-            raise ValueError("a curriculum needs at least one task")
+        tasks drawn before. Without tasks, in a run that only imitates, nothing may be drawn."""
         stored = stored or StoredCurriculum()
         self._config = config
         self._tasks: dict[str, list[Task]] = {}

@@ -12,6 +12,8 @@ _OTHERS = (
     "policy/entropy",
     "mismatch/kl_train_infer",
     "async/staleness_mean",
+    "sft/loss",
+    "sft/heldout_loss",
 )
 
 

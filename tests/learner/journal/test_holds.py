@@ -13,6 +13,7 @@ import pytest
 from services.common.run_folder.holds import FOLDER, MOST_GROUPS, Hold, release_hold, write_hold
 from services.learner.journal.holds import MOST_HOLDS, JournalHolds
 from services.learner.journal.schema import TABLES
+from tests.learner.run.test_train_loop import query, run_to_the_end
 
 REMOTE = {"steps": [1, 10**30], "groups": ["g"]}
 GROUPS_PER_STEP = 60
@@ -126,3 +127,13 @@ def test_a_hold_may_name_more_steps_than_there_are(db: sqlite3.Connection, tmp_p
 def test_a_hold_has_a_plain_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="expected letters, digits"):
         write_hold(tmp_path, name, Hold(soon()))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_run_prunes_no_payload_if_it_is_told_to_keep_them(
+    tmp_path: Path, *, keep: bool
+) -> None:
+    changes = {"checkpoint": {"every": 1, "keep": 1}, "journal": {"keep_payloads": keep}}
+    await run_to_the_end(tmp_path, **changes)
+    [(pruned,)] = query(tmp_path, "SELECT count(*) FROM trajectories WHERE payload IS NULL")
+    assert (pruned == 0) == keep

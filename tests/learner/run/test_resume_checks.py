@@ -16,6 +16,7 @@ from services.learner.groups.policy_history import PolicyLineage
 from services.learner.journal.store import open_journal
 from services.learner.run import resume_checks
 from services.learner.run.resume_checks import (
+    check_base_is_the_same,
     check_engine_is_the_same,
     check_eval_sets_are_the_same,
     check_publications_are_alike,
@@ -105,6 +106,20 @@ async def test_other_initial_weights_are_refused_where_they_matter(
     else:
         with pytest.raises(ConfigError, match=f"not those that this run started with, .*{problem}"):
             await checked
+
+
+async def test_another_base_of_adapters_is_refused_in_a_run_that_published_nothing(
+    tmp_path: Path,
+) -> None:
+    infos = [ModelInfo(1, 1, 5, reference=each) for each in (None, b"base", b"base", b"other")]
+    journal = open_journal(tmp_path / "run")
+    try:
+        for info in infos[:3]:
+            await check_base_is_the_same(journal, info)
+        with pytest.raises(ConfigError, match=r"started with, .* its adapters depend on them"):
+            await check_base_is_the_same(journal, infos[3])
+    finally:
+        await journal.close()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("tasks", "data"):
         if learner.get(key):
             yield f"learner.{key}", learner[key]
+    if data := learner.get("sft", {}).get("data"):
+        yield "learner.sft.data", data
     if checks := learner.get("select", {}).get("checks"):
         yield "learner.select.checks", checks
     for number, each in enumerate(learner.get("eval", {}).get("sets", [])):

@@ -1,0 +1,4 @@
+"""Demonstrations from recorded episodes: `python -m services.reading.demonstrations` and
+`flotilla sft`.
+
+Start at `run_episodes.py`; `acceptance.py` decides which episodes are imitated, and is pure."""

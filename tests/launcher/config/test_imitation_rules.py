@@ -1,0 +1,40 @@
+"""Which services a run needs."""
+
+from typing import Any
+
+import pytest
+
+from services.launcher.config.imitation_rules import needed_services
+from services.launcher.run_spec import read_spec
+from services.launcher.state import LEARNER, SERVICES
+
+SETS = {"sets": [{"name": "heldout", "tasks": "t.json"}]}
+
+
+@pytest.mark.parametrize(
+    ("learner", "needed"),
+    [
+        ({}, SERVICES),
+        ({"objective": "rl", "eval": {}}, SERVICES),
+        ({"objective": "sft"}, (LEARNER,)),
+        ({"objective": "sft", "eval": {"sets": []}}, (LEARNER,)),
+        ({"objective": "sft", "eval": SETS}, SERVICES),
+        # What is no table is refused by others.
+        ({"objective": "sft", "eval": 3}, (LEARNER,)),
+        (7, SERVICES),
+    ],
+)
+def test_a_run_that_imitates_and_evaluates_nothing_needs_the_learner_alone(
+    learner: Any, needed: tuple[str, ...]
+) -> None:
+    assert needed_services({"learner": learner}) == needed
+
+
+def test_a_spec_counts_the_replicas_of_these_alone() -> None:
+    least = {"name": "none", "policy": {"model": "none", "max_model_len": 1}}
+    replicas = {"launcher": {"rollout": {"replicas": 3}}}
+    assert read_spec({**least, **replicas}).replica_counts() == {
+        **{"env_gateway": 1, "learner": 1, "rollout": 3}
+    }
+    imitating = read_spec({**least, **replicas, "learner": {"objective": "sft"}})
+    assert imitating.replica_counts() == {"learner": 1}

@@ -1,0 +1,89 @@
+"""Specs with `learner.objective = "sft"`: what they need, and what is refused with its reason."""
+
+from typing import Any
+
+import pytest
+
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.spec.spec import SharedConfig
+from services.learner.config.learner import LearnerConfig
+
+SFT = {"data": "demonstrations.npz", "sequences_per_step": 4}
+SPEC: dict[str, Any] = {"objective": "sft", "sft": SFT, "steps": 3}
+
+
+def checked(learner: dict[str, Any], **policy: Any) -> LearnerConfig:
+    config = parse_config(LearnerConfig, learner, where="spec", section="learner")
+    values = {"name": "t", "policy": {"model": "m", "max_model_len": 64, **policy}}
+    config.check(parse_config(SharedConfig, values, where="spec"))
+    return config
+
+
+def refusal(learner: dict[str, Any], **policy: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(learner, **policy)
+    return str(caught.value)
+
+
+def test_tasks_and_groups_are_not_needed_and_no_samples_are_guarded() -> None:
+    config = checked(SPEC)
+    assert (config.tasks, config.groups_per_step, config.group_size) == ("", 0, 0)
+    assert config.guard.mode == "off"
+    checked({**SPEC, "algorithm": {"reduction": "sequence_mean"}, "lora": {"rank": 4}})
+
+
+def test_reinforcement_learning_still_needs_them_and_each_is_named() -> None:
+    wanted = "learner.tasks: missing; it has no default, nor have groups_per_step and group_size"
+    assert wanted in refusal({"steps": 3})
+    assert "learner.group_size: missing; it has no default" in refusal(
+        {"steps": 3, "tasks": "t.json", "groups_per_step": 2}
+    )
+    assert "groups_per_step" in refusal(
+        {"steps": 3, "tasks": "t.json", "groups_per_step": 0, "group_size": 2}
+    )
+
+
+def test_the_table_and_the_objective_need_each_other() -> None:
+    assert "learner.sft: missing; its key `data` names" in refusal({"objective": "sft", "steps": 3})
+    rl = {"steps": 3, "tasks": "t.json", "groups_per_step": 2, "group_size": 2}
+    checked(rl)
+    assert 'without learner.objective = "sft"' in refusal({**rl, "sft": SFT})
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        ({"tasks": "t.json"}, "learner.tasks: learner.sft.data is what is trained on"),
+        ({"group_size": 8}, "learner.group_size: demonstrations are no groups"),
+        ({"max_staleness": 2}, "learner.max_staleness: nothing is sampled for a step"),
+        ({"temperature": 0.7}, "learner.temperature: the likelihood is that at temperature 1"),
+        ({"guard": {"audit_tokens": 1}}, "learner.guard: no samples of engines"),
+        ({"sampling": {"mixing": "proportional"}}, "learner.sampling: demonstrations are no"),
+        ({"algorithm": {"loss": "gspo"}}, "learner.algorithm.loss: it is of reinforcement"),
+        ({"algorithm": {"kl": {"coefficient": 0.1}}}, "learner.algorithm.kl: it is of"),
+        ({"algorithm": {"mini_batches": 2}}, "learner.algorithm.mini_batches: it is of"),
+        ({"engine": "tinker"}, "learner.engine: imitation is trained by own ranks only"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused_with_its_reason(
+    learner: dict[str, Any], message: str
+) -> None:
+    assert message in refusal({**SPEC, **learner})
+
+
+def test_all_such_keys_are_named_at_once_and_those_at_their_default_are_none() -> None:
+    said = refusal({**SPEC, "min_group": 3, "max_refill": 2, "algorithm": {"epochs": 2}})
+    for key in ("learner.min_group", "learner.max_refill", "learner.algorithm.epochs"):
+        assert key in said
+    checked({**SPEC, "max_staleness": 1, "algorithm": {"loss": "ppo_clip"}})
+
+
+def test_pictures_and_experts_are_refused_because_demonstrations_have_none() -> None:
+    assert "policy.vision: demonstrations with pictures" in refusal(SPEC, vision={})
+    assert "policy.routing_replay: demonstrations name no" in refusal(SPEC, routing_replay="replay")
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_leaves_nothing_to_train_on_is_refused(share: float) -> None:
+    assert "learner.sft.heldout" in refusal({**SPEC, "sft": {**SFT, "heldout": share}})
