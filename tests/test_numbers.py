@@ -30,11 +30,14 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "rollout": {"max_input_length": 8, "max_generate_length": 8},
     "learner": {"tasks": "t.json", "steps": 1, "groups_per_step": 1, "group_size": 2},
     "learner.eval.sets.0": {"name": "heldout", "tasks": "t.json"},
+    "learner.sft": {"data": "d.npz", "sequences_per_step": 1},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
     "launcher.token_prices": {"prompt": 1.0, "sample": 1.0, "train": 1.0},
     "env_gateway.servers.0": {"url": "http://host"},
     "env_gateway.backends.openenv": {"url": "http://host"},
 }
+# What the table around another one needs, instead.
+AROUND: dict[str, dict[str, Any]] = {"learner.sft": {"objective": "sft", "steps": 1}}
 # Where 0 is an answer, and which.
 ZERO_IS_MEANT = {
     "env_gateway.warm_starts.size": "none is started ahead",
@@ -60,10 +63,12 @@ ZERO_IS_MEANT = {
     "learner.weights.port": "any free one",
     "learner.weights.transfer_port": "any free one",
     "learner.algorithm.kl.coefficient": "no KL",
+    "learner.algorithm.clip_cov.low": "any that go together",
     "learner.algorithm.overlong.soft_buffer": "unused without soft_limit",
     "learner.algorithm.critic.trace_decay": "TD(0)",
     "learner.algorithm.critic.warmup_steps": "none",
     "learner.algorithm.entropy_coefficient": "no bonus",
+    "learner.sft.heldout": "nothing is held out",
     "learner.lora.dropout": "none, and nothing else is taken",
     "learner.optimizer.betas": "no moment",
     "learner.optimizer.weight_decay": "none",
@@ -88,7 +93,10 @@ ZERO_IS_MEANT = {
     "learner.alarms.entropy_share": "an end of a share",
     "learner.alarms.eval_fall": "an end of a share",
 }
-NEGATIVE_IS_MEANT = {"learner.algorithm.entropy_coefficient": "sharpens the policy"}
+NEGATIVE_IS_MEANT = {
+    "learner.algorithm.clip_cov.low": "also some that do not go together",
+    "learner.algorithm.entropy_coefficient": "sharpens the policy",
+}
 # Options of another library, whose meaning is unknown here: they must only be finite.
 FOREIGN = {"learner.checkpoint.remote_options": "of a file system"}
 
@@ -118,7 +126,8 @@ def _joined(key: str, part: str) -> str:
 
 
 def _member(table: str, name: str, outer: Callable[[Any], Any], value: Any) -> Any:
-    return outer({**SCAFFOLD.get(table, {}), name: value})
+    beside = AROUND.get(_joined(table, name), SCAFFOLD.get(table, {}))
+    return outer({**beside, name: value})
 
 
 def numbers(root: str, annotation: Any, key: str, wrap: Callable[[Any], Any]) -> Iterator[Number]:

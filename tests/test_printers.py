@@ -25,6 +25,7 @@ WAISTS = {
     "services/launcher/cli/data_collect.py": {"rich.progress.Progress"},
     "services/launcher/cli/data_prepare.py": {"rich.progress.Progress"},
     "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
+    "services/launcher/cli/sft.py": {"rich.progress.Progress"},
     # Queries the width; and shows by a Terminal.
     "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
     "services/launcher/cli/terminal.py": {"rich.console.Console"},

@@ -4,6 +4,7 @@ One engine serves all tests of this module."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,14 +260,18 @@ async def test_what_begins_while_weights_change_is_of_one_label_to_its_first_swi
         while True:
             finished.extend((await served.stub.Sample(order("live", max_tokens=tokens))).answers)
 
+    def has_begun(step: int) -> bool:
+        return any(spans_of(answer)[0][0] == str(step) for answer in finished)
+
     # More than run concurrently, so that some wait while the weights change.
     asking = [asyncio.create_task(keep_asking(4 + each % 5)) for each in range(24)]
     for step in range(1, 13):
         await asyncio.sleep(0.15)
+        await until(partial(has_begun, step - 1))
         weights = adapter(str(step), tmp_path / str(step % 2))
         request = pb.ReplaceWeightsRequest(sampler_id="live", weights=weights)
         await served.stub.ReplaceWeights(request)
-    await asyncio.sleep(0.3)
+    await until(partial(has_begun, 12))
     assert not any(task.done() for task in asking), "a request failed"
     await cancel_tasks(asking)
     assert {spans_of(answer)[0][0] for answer in finished} == set(map(str, range(13)))
