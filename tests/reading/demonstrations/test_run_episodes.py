@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author, policy_mask
+from services.common.domain.token_authors import Author, Span, policy_mask
+from services.common.domain.trajectory import Sequence as TokenSequence
+from services.common.domain.trajectory import (
+    SequenceCause,
+    SequenceOrigin,
+    Trajectory,
+    content_digest,
+)
 from services.common.episodes.demonstrations import DemonstrationFile, read_demonstrations
 from services.common.run_folder.dump_files import rollouts_path
 from services.common.run_folder.journal_file import BEGAN_WITH
@@ -106,6 +113,30 @@ async def test_what_is_in_neither_is_counted_and_named(tmp_path: Path) -> None:
     assert "left out: 2 whose tokens were pruned (learner.journal.keep_payloads" in explain(
         found.head
     )
+
+
+async def test_a_sequence_that_continues_another_trains_only_its_own_tokens(
+    tmp_path: Path,
+) -> None:
+    run = await made_run(tmp_path)
+    group = await run.add_group([], size=1)
+    spans = (Span(Author.PROMPT, 3), Span(Author.POLICY, 4), Span(Author.ENVIRONMENT, 2))
+    first = TokenSequence(np.arange(9, dtype=np.int32), spans, np.zeros(4, np.float32))
+    # It shares the first seven tokens, of which the policy wrote four.
+    own = (Span(Author.PROMPT, 8), Span(Author.POLICY, 3))
+    ids = np.concatenate([first.token_ids[:7], np.array([50, 51, 52, 53], np.int32)])
+    origin = SequenceOrigin(SequenceCause.BRANCH, parent=0, shared=7)
+    second = TokenSequence(ids, own, np.zeros(3, np.float32), origin=origin)
+    sequences = (first, second)
+    key, digest = AttemptKey(group, 0, 0), content_digest(sequences)
+    await run.journal.add_trajectory(Trajectory(key, "lease-5", sequences, digest, reward=1.0))
+    found = made(run)
+    await run.journal.close()
+    one, other = (each for each in found.sequences if each.key == key)
+    assert other.token_ids.tolist() == [*range(7), 50, 51, 52, 53]
+    assert np.flatnonzero(one.trained).tolist() == [3, 4, 5, 6]
+    assert np.flatnonzero(other.trained).tolist() == [8, 9, 10]
+    assert found.head.counts["continued_sequences"] == 1
 
 
 async def test_an_episode_without_a_token_of_the_policy_is_counted_and_not_written(
