@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -82,8 +83,8 @@ def _weights_of(module: torch.nn.Module) -> Mapping[str, int]:
 
 
 def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, Mapping[str, int]]) -> None:
-    """Raise RuntimeError if a parameter would keep its old weights, or have none, because none have
-    come for it.
+    """Raise RuntimeError if a parameter, or a part of it, would keep its old weights, or have none,
+    because none have come for it.
 
     One that only shares weights of others gets them from there."""
     lacking: dict[str, int] = {}
@@ -93,12 +94,29 @@ def _refuse_unloaded(model: torch.nn.Module, owned: Mapping[str, Mapping[str, in
         left: set[str] = set()
         if info.can_load():
             parameters, _ = info.restore_metadata
-            left = parameters.keys() - {loaded for loaded, _ in info.loaded_weights}
+            left = parameters.keys() - _find_whole(module, info.loaded_weights)
         come |= {own[each] for each in own.keys() - left}
         lacking |= {f"{name}.{each}": own[each] for each in sorted(own.keys() & left)}
     kept = [name for name, identity in lacking.items() if identity not in come]
     if kept:
         raise RuntimeError(f"no weights have come for {', '.join(kept)}")
+
+
+def _find_whole(module: torch.nn.Module, loaded: Iterable[tuple[str, Any]]) -> set[str]:
+    """Return the names of a module's parameters for which all parts have come: vLLM merges several
+    of a checkpoint's weights into one. `loaded` are the calls of their loaders, by parameter."""
+    parts: set[Any] = set()
+    if isinstance(module, QKVParallelLinear):
+        parts = {"q", "k", "v"}
+    elif isinstance(module, MergedColumnParallelLinear):
+        parts = set(range(len(module.output_sizes)))
+    come: dict[str, set[Any]] = {}
+    for name, call in loaded:
+        part = call.arguments.get("loaded_shard_id")
+        # No part is named for a weight that the checkpoint has merged already.
+        found = parts if part is None else part if isinstance(part, tuple) else (part,)
+        come.setdefault(name, set()).update(found)
+    return {name for name, found in come.items() if found >= parts}
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:

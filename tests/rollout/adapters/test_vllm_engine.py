@@ -251,6 +251,27 @@ async def test_an_update_with_a_hole_ends_the_engine(tiny: TinyEngine, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("without", "served_as"),
+    [
+        ("model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.qkv_proj"),
+        ("model.layers.1.mlp.up_proj", "model.layers.1.mlp.gate_up_proj"),
+    ],
+)
+async def test_an_update_without_a_part_of_a_merged_weight_ends_the_engine(
+    engine_folder: Path, tmp_path: Path, without: str, served_as: str
+) -> None:
+    path = tmp_path / "hole.safetensors"
+    engine = await VllmEngine.start_engine(tiny_config(), tiny_served(engine_folder))
+    try:
+        torn = publish(load_model(engine_folder), path, 1, without=f"{without}.weight")
+        with pytest.raises(EngineDead, match=rf"no weights have come for {served_as}\.weight"):
+            await engine.load_weights(torn, path)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.slow
 async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_switch(
     engine_folder: Path, tmp_path: Path
 ) -> None:
