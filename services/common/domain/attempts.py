@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Largest absolute reward: a larger one could overflow a mean or a variance.
+MAX_REWARD = 1e6
+
 
 class Purpose(StrEnum):
     """Purpose of the sampled trajectories."""

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.attempts import MAX_REWARD, AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Span
 from services.common.images.picture import PlacedPicture
@@ -123,6 +123,12 @@ class TurnTiming(NamedTuple):
     generated_tokens: int
     reward: float | None = None
     thinking_tokens: int = 0
+
+    @property
+    def usable_reward(self) -> float | None:
+        """The reward, unless it is beyond what an attempt's may be."""
+        within = self.reward is not None and abs(self.reward) <= MAX_REWARD
+        return self.reward if within else None
 
 
 @dataclass(slots=True)

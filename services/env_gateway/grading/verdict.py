@@ -6,13 +6,11 @@ been right."""
 import re
 from collections.abc import Collection
 
-from services.common.domain.attempts import Grade, NoGradeReason
+from services.common.domain.attempts import MAX_REWARD, Grade, NoGradeReason
 from services.env_gateway.grading.printed_checks import read_printed_checks
 from services.env_gateway.ports import Execution
 from services.env_gateway.verify.check_report import CHECK_CHARS
 
-# Largest absolute reward: learners refuse larger ones, which could overflow a mean or a variance.
-MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 _SUSPICION_CHARS = 200

@@ -5,7 +5,7 @@ from math import isfinite
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import StopReason
+from services.common.domain.attempts import MAX_REWARD, StopReason
 from services.common.domain.messages import MOST_MESSAGES_BYTES, MessagesError, check_tools
 from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays, is_picture
 from services.learner.api.picture_decode import PictureIntake, check_pictures
@@ -27,7 +27,6 @@ _MAX_SPANS = 4 * _MAX_TURNS
 _MAX_DETAIL = 2000
 # Most keys in one map of counts, and most characters of a key.
 _MAX_NAMED, _MAX_NAME = 8, 200
-MAX_REWARD = 1e6
 
 
 class TrajectoryAssembler:

@@ -20,10 +20,13 @@ ADVANTAGE_NAMES = (
     "rloo",
     "max_rl",
     "opo",
+    "mt_grpo",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "gae",
 )
+# Those that also learn from groups whose rewards are all equal, by what else attempts earned.
+BEYOND_REWARDS = ("mt_grpo",)
 LOSS_NAMES = (
     "ppo_clip",
     "dual_clip",
@@ -153,9 +156,11 @@ class AlgorithmConfig(ConfigModel):
 
     # Modules that the ranks import, for custom estimators and losses.
     plugins: tuple[str, ...] = ()
-    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, reinforce_pp, reinforce_pp_baseline,
-    # gae, or a plugin's.
+    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, mt_grpo, reinforce_pp,
+    # reinforce_pp_baseline, gae, or a plugin's.
     advantage: str = "grpo"
+    # What mt_grpo multiplies the advantage of a turn's reward with.
+    turn_coefficient: float = Field(default=1.0, gt=0, le=1000)
     # ppo_clip, dual_clip, clip_cov, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a
     # plugin's.
     loss: str = "ppo_clip"

@@ -33,6 +33,7 @@ from services.learner.types import (
     StepTokens,
     TrainBatch,
     TrainSequence,
+    TurnTokens,
     VersionMismatch,
 )
 
@@ -150,6 +151,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "stop_reason": [s.stop_reason.value for s in sequences],
         "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
         "canary": [s.canary for s in sequences],
+        "turns": [s.turns for s in sequences],
         "settings": asdict(batch.settings),
     }
 
@@ -199,6 +201,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         [arrays.get(f"experts.{index}") for index in range(len(lengths))],
         [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
         message["canary"],
+        [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)

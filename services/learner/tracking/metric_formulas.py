@@ -43,7 +43,8 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
     - avg_raw_reward: mean r over attempts
     - variance_per_prompt: mean over groups of the population variance of r
     - by environment also signal_ratio: fraction of groups with variance > 0, and
-      mean_positive_reward: mean of the r > 0, or 0
+      mean_positive_reward: mean of the r > 0, or 0; with an environment that rewards turns,
+      mean_turn_reward: mean over the rewarded turns of graded attempts
     """
     size = max(len(group.rewards) for group in groups)
     every = [r for group in groups for r in group.rewards]
@@ -61,6 +62,9 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
         metrics[f"{prefix}/signal_ratio"] = _mean(g.has_signal for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
+        turns = [turn.reward for g in own for r in g.graded for turn in r.trajectory.turns]
+        if rewarded := [reward for reward in turns if reward is not None]:
+            metrics[f"{prefix}/mean_turn_reward"] = _mean(rewarded)
     return metrics
 
 

@@ -10,6 +10,7 @@ from services.common.spec.config import parse_config
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from services.learner.config.learner import LearnerConfig
 from tests.support.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "algorithms.md"
@@ -47,6 +48,16 @@ def test_with_a_plugin_any_name_may_be_known() -> None:
 def test_samples_are_not_corrected_twice(key: str) -> None:
     assert 'set proximal = "trainer"' in problem(correction={key: 2.0})
     AlgorithmConfig.model_validate({"correction": {key: 2.0}, "proximal": "trainer"})
+
+
+@pytest.mark.parametrize("choice", ["drop", "replace"])
+def test_groups_are_not_left_out_for_equal_rewards_if_more_is_learned_from(choice: str) -> None:
+    least = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2}
+    given = {**least, "constant_groups": choice, "algorithm": {"advantage": "mt_grpo"}}
+    with pytest.raises(ConfigError, match=r'"mt_grpo" learns from; set it to "mask"'):
+        parse_config(LearnerConfig, given, where="spec")
+    parse_config(LearnerConfig, {**given, "constant_groups": "mask"}, where="spec")
+    parse_config(LearnerConfig, {**given, "algorithm": {"advantage": "grpo"}}, where="spec")
 
 
 def test_bounds_of_a_covariance_are_in_order() -> None:

@@ -102,6 +102,7 @@ class ReportingWorker(FakeWorker):
                 continue
             submission = graded(lease, attempt, self.policy)
             submission.header.turns.CopyFrom(make_turns(1))
+            submission.header.turns.rewards[0] = 0.5
             await self.submit(submission)
 
 

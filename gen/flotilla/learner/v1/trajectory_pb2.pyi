@@ -639,7 +639,7 @@ class Turns(google.protobuf.message.Message):
     @property
     def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """Sum of the environment's rewards for a turn's calls, by turn from 0. Finite,
-        and only recorded: an attempt's reward is its grade.
+        and never part of the attempt's reward, which is its grade.
         """
 
     def __init__(
