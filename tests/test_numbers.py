@@ -29,6 +29,8 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "policy": {"model": "m", "max_model_len": 8},
     "rollout": {"max_input_length": 8, "max_generate_length": 8},
     "learner": {"tasks": "t.json", "steps": 1, "groups_per_step": 1, "group_size": 2},
+    # For named rewards, which a custom estimator may read.
+    "learner.algorithm": {"plugins": ["mine"]},
     "learner.eval.sets.0": {"name": "heldout", "tasks": "t.json"},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
     "launcher.token_prices": {"prompt": 1.0, "sample": 1.0, "train": 1.0},
@@ -64,6 +66,8 @@ ZERO_IS_MEANT = {
     "learner.algorithm.critic.trace_decay": "TD(0)",
     "learner.algorithm.critic.warmup_steps": "none",
     "learner.algorithm.entropy_coefficient": "no bonus",
+    "learner.algorithm.rewards": "not learned from",
+    "learner.algorithm.clip_cov.low": "every token that lowers the entropy",
     "learner.lora.dropout": "none, and nothing else is taken",
     "learner.optimizer.betas": "no moment",
     "learner.optimizer.weight_decay": "none",
@@ -88,7 +92,11 @@ ZERO_IS_MEANT = {
     "learner.alarms.entropy_share": "an end of a share",
     "learner.alarms.eval_fall": "an end of a share",
 }
-NEGATIVE_IS_MEANT = {"learner.algorithm.entropy_coefficient": "sharpens the policy"}
+NEGATIVE_IS_MEANT = {
+    "learner.algorithm.entropy_coefficient": "sharpens the policy",
+    "learner.algorithm.rewards": "a cost",
+    "learner.algorithm.clip_cov.low": "tokens that raise the entropy, too",
+}
 # Options of another library, whose meaning is unknown here: they must only be finite.
 FOREIGN = {"learner.checkpoint.remote_options": "of a file system"}
 

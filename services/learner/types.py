@@ -58,6 +58,8 @@ class TrainSequence:
     canary: bool = False
     # All its policy tokens by turn, in order; empty if no turn of its attempt was rewarded.
     turns: tuple[TurnTokens, ...] = ()
+    # Further numbers that the attempt's verifier returned, by name; a missing one is unknown.
+    named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

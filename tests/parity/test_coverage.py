@@ -27,7 +27,12 @@ COMPARED = {
         *test_losses.EXTREMES,
         *test_losses.DRAWN,
     },
-    "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS, *test_advantages.GROUPED},
+    "advantage": {
+        *test_advantages.OUTCOMES,
+        *test_advantages.TOKENS,
+        *test_advantages.GROUPED,
+        *test_advantages.NAMED,
+    },
     "kl": {
         *test_terms.ESTIMATED,
         *test_terms.KL_LOSSES,
@@ -61,7 +66,12 @@ def test_every_loss_has_a_peer() -> None:
 
 
 def test_every_advantage_has_a_peer_or_a_closed_form() -> None:
-    tables = {**test_advantages.OUTCOMES, **test_advantages.TOKENS, **test_advantages.GROUPED}
+    tables = {
+        **test_advantages.OUTCOMES,
+        **test_advantages.TOKENS,
+        **test_advantages.GROUPED,
+        **test_advantages.NAMED,
+    }
     compared = {tables[case.name] for case in CASES if case.name in tables}
     known = names_of_this_project(ADVANTAGES.names, ADVANTAGES.get)
     assert known == compared | set(CLOSED_ADVANTAGES)

@@ -179,6 +179,8 @@ class Trajectory:
     detail: str = ""
     stop_reason: StopReason | None = None
     partial_reward: float | None = None
+    # Further numbers that the verifier returned, by name; a missing one is unknown.
+    named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
     # A judge's failure that the verifier printed and the policy may have written; it did not count.

@@ -8,10 +8,10 @@ penalties of its tokens.
 Estimators within groups (grpo, dr_grpo, rloo, max_rl, opo, mt_grpo) compare the graded attempts of
 one group id and nothing else; a group without a signal (one attempt, or all outcomes equal, and
 for mt_grpo the rewards of each turn as well) has advantage exactly 0. Estimators over the batch
-(reinforce_pp, reinforce_pp_baseline, gae) compare with the batch or a critic: a group whose
+(reinforce_pp, reinforce_pp_baseline, gdpo, gae) compare with the batch or a critic: a group whose
 attempts all passed then does carry a signal, and only a batch whose returns (for
-reinforce_pp_baseline: whose differences from their group's mean) are all equal has advantage
-exactly 0.
+reinforce_pp_baseline and gdpo: what attempts differ by within their groups) are all equal has
+advantage exactly 0.
 """
 
 import math
@@ -50,6 +50,8 @@ class BatchRewards:
     values: Sequence[TokenValues] | None = None
     # Per sequence, its tokens by turn; empty where no turn of the attempt was rewarded.
     turns: Sequence[Sequence[TurnTokens]] = ()
+    # Per sequence, the named rewards of its attempt.
+    named_rewards: Sequence[Mapping[str, float]] = ()
 
     @property
     def attempts(self) -> dict[tuple[str, int], list[int]]:
@@ -184,6 +186,29 @@ def reinforce_pp_baseline(batch: BatchRewards, config: AlgorithmConfig) -> list[
     return _whiten_all(_estimate_groups(batch, lambda outcomes, lengths: dr_grpo(outcomes)))
 
 
+@ADVANTAGES.register("gdpo")
+def gdpo(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """The weighted sum of grpo's advantages of each named reward, whitened over all policy tokens.
+
+    GDPO, arXiv 2601.05242: rewards that are normalised one by one keep apart what their sum would
+    make equal. Under a name that it lacks, an attempt is compared with none, and adds 0 to the sum.
+    Raises ValueError if no attempt has any of the names in `rewards`."""
+    attempts, named = batch.attempts, batch.named_rewards
+    known = {name for own in named for name in own}
+    if attempts and not known & config.rewards.keys():
+        raise ValueError(
+            f"no attempt has any of algorithm.rewards ({', '.join(config.rewards)}); what the"
+            f' verifiers return as "rewards": {", ".join(sorted(known)) or "nothing"}'
+        )
+    total = [np.zeros(len(tokens)) for tokens in batch.token_rewards]
+    by_attempt = {key: named[rows[0]] for key, rows in attempts.items()}
+    for name, weight in config.rewards.items():
+        outcomes = {key: own[name] for key, own in by_attempt.items() if name in own}
+        found = _estimate_groups(batch, lambda rewards, lengths: grpo(rewards), outcomes)
+        total = [left + weight * right for left, right in zip(total, found, strict=True)]
+    return _whiten_all(total)
+
+
 @ADVANTAGES.register("gae")
 def gae_with_critic(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
     """Generalised advantage estimation with the critic's values, whitened over the batch.
@@ -219,16 +244,24 @@ def _attempt_outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
     }
 
 
-def _estimate_groups(batch: BatchRewards, estimator: LengthEstimator) -> list[TokenValues]:
+def _estimate_groups(
+    batch: BatchRewards,
+    estimator: LengthEstimator,
+    outcomes: Mapping[tuple[str, int], float] | None = None,
+) -> list[TokenValues]:
     """Return the advantages of all tokens, each that of its attempt.
 
-    They are exactly 0 in groups without a signal, for which the estimator is not called."""
-    outcomes, groups = _attempt_outcomes(batch), dict[str, list[tuple[str, int]]]()
+    `outcomes` are what is compared, by default the attempts' own. Advantages are exactly 0 in
+    groups without a signal, for which the estimator is not called, and of attempts without an
+    outcome, which are compared with none."""
+    outcomes = _attempt_outcomes(batch) if outcomes is None else outcomes
+    groups: dict[str, list[tuple[str, int]]] = {}
     lengths: dict[tuple[str, int], int] = {}
     for key, rows in batch.attempts.items():
-        groups.setdefault(key[0], []).append(key)
+        if key in outcomes:
+            groups.setdefault(key[0], []).append(key)
         lengths[key] = sum(len(batch.token_rewards[i]) for i in rows)
-    values = dict.fromkeys(outcomes, 0.0)
+    values = dict.fromkeys(lengths, 0.0)
     for keys in groups.values():
         rewards = np.array([outcomes[key] for key in keys], np.float64)
         # Compared, not computed: the mean of equal floats may differ from them in the last bit.

@@ -196,4 +196,5 @@ def make_train_sequence(
         stop_reason=attempt.stop_reason or StopReason.DONE,
         experts=sequence.experts,
         pictures=tuple(item.place for item in sequence.pictures),
+        named_rewards=attempt.named_rewards,
     )

@@ -152,6 +152,7 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
         "canary": [s.canary for s in sequences],
         "turns": [s.turns for s in sequences],
+        "named_rewards": [dict(s.named_rewards) for s in sequences],
         "settings": asdict(batch.settings),
     }
 
@@ -202,6 +203,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
         message["canary"],
         [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
+        message["named_rewards"],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)

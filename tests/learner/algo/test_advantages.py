@@ -215,6 +215,47 @@ def test_the_turns_of_an_attempt_may_lie_in_several_sequences_of_which_one_was_c
     assert estimate("mt_grpo", given) == [[0.0, 0.0, up], [up, 0.0], [0.0, down]]
 
 
+GDPO = AlgorithmConfig(advantage="gdpo", rewards={"correct": 1.0, "style": 0.5})
+
+
+def named(given: BatchRewards, *rewards: dict[str, float]) -> list[list[float]]:
+    """gdpo of a batch with these named rewards."""
+    found = ADVANTAGES.get("gdpo")(replace(given, named_rewards=rewards), GDPO)
+    return [values.tolist() for values in found]
+
+
+def test_gdpo_normalises_each_named_reward_by_itself_and_whitens_their_weighted_sum() -> None:
+    correct, style = np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9, 0.1])
+    rewards = [{"correct": c, "style": s} for c, s in zip(correct, style, strict=True)]
+    # What the attempts' own rewards are plays no role.
+    given = batch([7.0, 7.0, 7.0], token_rewards=[np.zeros(n) for n in (1, 2, 3)])
+    total = np.repeat(grpo(correct) + 0.5 * grpo(style), [1, 2, 3])
+    expected = (total - total.mean()) / np.sqrt(total.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate(named(given, *rewards)), expected, rtol=1e-12)
+
+
+def test_an_attempt_without_a_name_is_not_compared_under_it() -> None:
+    """As if the others had been the whole group, and never as if it had earned 0."""
+    given = batch([0.0] * 3)
+    one, other, without = named(given, {"correct": 1.0}, {"correct": 5.0}, {})
+    alone = named(batch([0.0] * 3, groups=["g", "g", "h"]), {"correct": 1.0}, {"correct": 5.0}, {})
+    assert [one, other, without] == alone
+    assert one[0] < without[0] < other[0]
+    assert without[0] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_gdpo_of_groups_alike_under_every_name_is_exactly_0() -> None:
+    rewards = {"correct": 0.1, "style": 0.3}
+    assert named(batch([1.0, 0.0]), rewards, rewards) == [[0.0], [0.0]]
+
+
+def test_a_batch_without_any_of_the_names_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.rewards \(correct, style\).*: other, that$"):
+        named(batch([1.0, 0.0]), {"other": 1.0}, {"that": 1.0})
+    with pytest.raises(ValueError, match=r"nothing$"):
+        named(batch([1.0, 0.0]), {}, {})
+
+
 def test_reinforce_pp_with_a_baseline_scales_all_groups_alike() -> None:
     # Differences from the group's mean: +-0.5 and +-0.05, each of one token.
     given = batch([1.0, 0.0, 0.6, 0.5], groups=["wide", "wide", "narrow", "narrow"])

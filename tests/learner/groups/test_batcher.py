@@ -1,5 +1,7 @@
 """Groups that a step takes, and groups that it leaves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,12 @@ def test_without_a_usable_reward_of_a_turn_no_turns_travel(
     turns: list[tuple[int, float | None]],
 ) -> None:
     assert turns_in_batch(attempt(turns, 5)) == [[]]
+
+
+def test_named_rewards_reach_the_ranks_with_every_sequence() -> None:
+    made = replace(attempt([], 2, 3), named_rewards={"style": 0.5})
+    rows = build_train_batch(1, [made]).sequences
+    assert [row.named_rewards for row in rows] == [{"style": 0.5}] * 2
 
 
 def test_groups_leave_oldest_first_whatever_order_they_came_in() -> None:

@@ -36,7 +36,16 @@ def initial(model_folder: Path) -> Policy:
 
 @pytest.fixture
 def batch(initial: Policy) -> TrainBatch:
-    return make_batch(initial)
+    """Its verifiers return by name whether an attempt passed, and its place in the group."""
+    made = make_batch(initial)
+    named = [{"passed": s.reward, "place": float(s.attempt_index)} for s in made.sequences]
+    pairs = zip(made.sequences, named, strict=True)
+    return replace(made, sequences=tuple(replace(s, named_rewards=own) for s, own in pairs))
+
+
+def named(key: str, name: str, **rewards: float) -> dict[str, Any]:
+    """One key of an algorithm, with the weights of named rewards if it needs any."""
+    return {**only(key, name), **({"rewards": rewards} if name == "gdpo" else {})}
 
 
 def better(batch: TrainBatch) -> list[TrainSequence]:
@@ -73,7 +82,7 @@ def with_turns(batch: TrainBatch) -> TrainBatch:
 def test_every_advantage_makes_better_attempts_likelier_and_worse_ones_less(
     model_folder: Path, initial: Policy, batch: TrainBatch, advantage: str
 ) -> None:
-    step = train(model_folder, batch, advantage=advantage)
+    step = train(model_folder, batch, **named("advantage", advantage, passed=1.0))
     assert step.gain(initial, better(batch)) > 0 > step.gain(initial, worse(batch))
 
 
@@ -97,8 +106,9 @@ def test_no_two_names_mean_the_same(
     # Nor are covariances as high as clip_cov's.
     clips = {"clip_low": 0.02, "clip_high": 0.03, "clip_cov": {"share": 0.5, "low": -1.0}}
     given = with_turns(moved(batch, shift, 4 * shift))
+    weights = {"passed": 1.0, "place": 0.5}
     found = [
-        train(model_folder, given, steps=2, critic=critic, **clips, **only(key, name))
+        train(model_folder, given, steps=2, critic=critic, **clips, **named(key, name, **weights))
         for name in names
     ]
     norms = [round(step.metrics["policy/grad_norm"], 6) for step in found]
@@ -308,6 +318,7 @@ def test_a_missing_norm_is_named(model_folder: Path) -> None:
 
 @pytest.mark.parametrize("advantage", ADVANTAGE_NAMES)
 def test_an_empty_batch_is_a_step_without_an_update(model_folder: Path, advantage: str) -> None:
-    kl = {"coefficient": 0.1, "place": "reward"}
-    step = train(model_folder, TrainBatch(1, ()), advantage=advantage, kl=kl)
+    kl = {"coefficient": 0.1, "place": "loss" if advantage == "gdpo" else "reward"}
+    chosen = named("advantage", advantage, passed=1.0)
+    step = train(model_folder, TrainBatch(1, ()), **chosen, kl=kl)
     assert (step.metrics["policy/updates"], step.result.skipped) == (0.0, False)
