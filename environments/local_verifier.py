@@ -17,12 +17,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The score and the checks that the verifier returned, and its number of queries."""
+    """The score, checks and named rewards that the verifier returned, and its number of queries."""
 
     score: int
     passed: list[str]
     failed: list[str]
     queries: int
+    rewards: dict[str, float | None] | None = None
 
 
 class Table:
@@ -84,7 +85,8 @@ def run_verifier(source: str, instance: Instance, final_answer: str | None) -> V
     env, namespace = VerifierEnvironment(instance), dict[str, Any]()
     exec(_compile_source(source), namespace)
     returned = namespace["validate_task"](env, final_answer)
-    return Verdict(returned["score"], returned["passed"], returned["failed"], env.queries)
+    checks = returned["passed"], returned["failed"]
+    return Verdict(returned["score"], *checks, env.queries, returned.get("rewards"))
 
 
 @cache

@@ -29,6 +29,8 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "policy": {"model": "m", "max_model_len": 8},
     "rollout": {"max_input_length": 8, "max_generate_length": 8},
     "learner": {"tasks": "t.json", "steps": 1, "groups_per_step": 1, "group_size": 2},
+    # For named rewards, which a custom estimator may read.
+    "learner.algorithm": {"plugins": ["mine"]},
     "learner.eval.sets.0": {"name": "heldout", "tasks": "t.json"},
     "learner.sft": {"data": "d.npz", "sequences_per_step": 1},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
@@ -69,6 +71,7 @@ ZERO_IS_MEANT = {
     "learner.algorithm.critic.warmup_steps": "none",
     "learner.algorithm.entropy_coefficient": "no bonus",
     "learner.sft.heldout": "nothing is held out",
+    "learner.algorithm.rewards": "not learned from",
     "learner.lora.dropout": "none, and nothing else is taken",
     "learner.optimizer.betas": "no moment",
     "learner.optimizer.weight_decay": "none",
@@ -96,6 +99,7 @@ ZERO_IS_MEANT = {
 NEGATIVE_IS_MEANT = {
     "learner.algorithm.clip_cov.low": "also some that do not go together",
     "learner.algorithm.entropy_coefficient": "sharpens the policy",
+    "learner.algorithm.rewards": "a cost",
 }
 # Options of another library, whose meaning is unknown here: they must only be finite.
 FOREIGN = {"learner.checkpoint.remote_options": "of a file system"}

@@ -122,7 +122,9 @@ class AppEnvironment(Environment):
         if (verdict := self._episode.verdict) is not None:
             self._state.ended = observation.done = True
             observation.reward = float(verdict.score)
-            observation.metadata = {"passed": verdict.passed, "failed": verdict.failed}
+            rewards = {} if verdict.rewards is None else {"rewards": verdict.rewards}
+            checks = {"passed": verdict.passed, "failed": verdict.failed}
+            observation.metadata = {**checks, **rewards}
         return observation
 
     @property

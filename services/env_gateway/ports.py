@@ -159,6 +159,8 @@ class Execution:
     retryable: bool = False
     ran: bool = True
     raised: bool = False
+    # Named rewards beside the result, as the verifier returned them; None: it returned none.
+    rewards: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,15 @@ class ExpertShape:
     layers: int
     experts: int
     chosen: int
+
+
+class TurnTokens(NamedTuple):
+    """Policy tokens of one turn in a sequence: the turn's number in its attempt, how many they are,
+    and the environment's reward for the turn's calls, if it gave one."""
+
+    turn: int
+    tokens: int
+    reward: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,10 @@ class TrainSequence:
     pictures: tuple[PlacedPicture, ...] = ()
     # The engine has scored these tokens and sampled none: with ids that it never samples, too.
     canary: bool = False
+    # All its policy tokens by turn, in order; empty if no turn of its attempt was rewarded.
+    turns: tuple[TurnTokens, ...] = ()
+    # Further numbers that the attempt's verifier returned, by name; a missing one is unknown.
+    named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

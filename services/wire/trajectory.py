@@ -69,6 +69,7 @@ def decode_trajectory(
         detail=header.detail,
         stop_reason=STOP_REASONS.find_member(header.stop_reason),
         partial_reward=header.partial_reward if header.HasField("partial_reward") else None,
+        named_rewards=dict(header.named_rewards),
         checks_passed=tuple(header.checks_passed),
         checks_failed=tuple(header.checks_failed),
         suspicion=header.suspicion,
@@ -127,7 +128,9 @@ def _decode_facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
 
 def _outcome_fields(trajectory: Trajectory) -> _Fields:
     if trajectory.reward is not None:
-        return {"reward": trajectory.reward}
+        # An empty map costs as much as all numbers.
+        named = trajectory.named_rewards or None
+        return {"reward": trajectory.reward, "named_rewards": named}
     if trajectory.no_grade:
         name = f"{_NO_GRADE}{trajectory.no_grade.upper()}"
         return {"no_grade": trajectory_pb2.NoGradeReason.Value(name)}

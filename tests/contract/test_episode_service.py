@@ -299,6 +299,15 @@ async def test_a_large_part_is_fetched_by_its_hash() -> None:
                 pytest.fail("there are no such bytes")
 
 
+async def test_named_rewards_come_with_the_grade_those_that_are_unknown_left_out() -> None:
+    grader = FakeGrader()
+    grader.executions.append(Execution(result=0, rewards={"style": 0.5, "judge": None}))
+    async with serving(ScriptedBackend(), grader) as client:
+        episode_id = (await client.open())[0].episode_id
+        grade = await client.grade(episode_id)
+    assert (grade.reward, dict(grade.named_rewards)) == (0.0, {"style": 0.5})
+
+
 async def test_a_verifier_that_could_not_run_is_no_grade_and_a_later_grade_stands() -> None:
     grader = FakeGrader()
     grader.executions.append(Execution(error="KeyError: 'x'", stdout="half way"))

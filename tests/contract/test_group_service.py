@@ -179,6 +179,22 @@ def _partial_reward_overflows_a_mean(s: Submission) -> None:
     s.header.partial_reward = -1e7
 
 
+def _named_reward_is_no_number(s: Submission) -> None:
+    s.header.named_rewards["style"] = float("nan")
+
+
+def _named_reward_without_a_name(s: Submission) -> None:
+    s.header.named_rewards[""] = 1.0
+
+
+def _named_reward_of_a_long_name(s: Submission) -> None:
+    s.header.named_rewards["n" * 65] = 1.0
+
+
+def _too_many_named_rewards(s: Submission) -> None:
+    s.header.named_rewards.update({f"n{number}": 1.0 for number in range(33)})
+
+
 def _attempt_out_of_bounds(s: Submission) -> None:
     s.header.key.attempt_index = 2
 
@@ -191,6 +207,8 @@ def _attempt_out_of_bounds(s: Submission) -> None:
         *(_too_long, _policy_goes_back, _attempt_out_of_bounds, _begins_with_the_policy),
         *(_other_temperature, _partial_reward_is_no_number),
         *(_reward_overflows_a_mean, _partial_reward_overflows_a_mean),
+        *(_named_reward_is_no_number, _named_reward_without_a_name),
+        *(_named_reward_of_a_long_name, _too_many_named_rewards),
     ],
     ids=lambda spoil: spoil.__name__.strip("_"),
 )

@@ -177,6 +177,17 @@ def grouped_episodes(lone: bool = False) -> dict[str, Matrix | list[str]]:
     return {"mask": given["mask"], "rewards": given["rewards"], "group": group}
 
 
+def named_rewards() -> dict[str, Matrix | list[str] | list[float]]:
+    """Two rewards of each attempt by name, in groups that they divide differently."""
+    given = grouped_episodes()
+    return {
+        "mask": given["mask"],
+        "group": given["group"],
+        "correct": [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0],
+        "style": [0.25, 0.5, 1.0, 0.75, 0.5, 0.0, 0.5, -1.5],
+    }
+
+
 def head() -> dict[str, Matrix | list[int] | list[float]]:
     """Hidden states [tokens][width], a head [vocabulary][width], targets and temperatures."""
     draw = random.Random(10)

@@ -226,6 +226,7 @@ def main() -> None:
     verl_terms.add_advantages(record)
     verl_terms.add_token_advantages(record)
     verl_terms.add_grouped_advantages(record)
+    verl_terms.add_named_rewards(record)
     add_losses(record)
     add_truncated_reinforce(record)
     add_kl(record)

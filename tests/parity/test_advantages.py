@@ -26,6 +26,8 @@ TOKENS: Mapping[str, str] = {
     "gae_undiscounted": "gae",
     "gae_kl_in_reward": "gae",
 }
+# Of rewards by name.
+NAMED: Mapping[str, str] = {"gdpo": "gdpo"}
 # Of groups of attempts with several tokens each.
 GROUPED: Mapping[str, str] = {
     "opo": "opo",
@@ -93,6 +95,22 @@ def test_an_estimator_of_tokens_is_the_peers(case: Case) -> None:
 def test_an_estimator_of_groups_and_lengths_is_the_peers(case: Case) -> None:
     found = ADVANTAGES.get(GROUPED[case.name])(grouped_episodes(case), AlgorithmConfig())
     agree(np.concatenate(found), Packed(case.inputs).of(case.outputs["advantages"]))
+
+
+@each(chosen("advantage", NAMED))
+def test_an_estimator_of_named_rewards_is_the_peers(case: Case) -> None:
+    given, weights = Packed(case.inputs), case.settings["weights"]
+    config = AlgorithmConfig(advantage=NAMED[case.name], rewards=weights)
+    columns = zip(*(case.inputs[name] for name in weights), strict=True)
+    batch = BatchRewards(
+        case.inputs["group"],
+        range(given.count),
+        [0.0] * given.count,
+        [np.zeros(length) for length in given.lengths],
+        named_rewards=[dict(zip(weights, column, strict=True)) for column in columns],
+    )
+    found = ADVANTAGES.get(config.advantage)(batch, config)
+    agree(np.concatenate(found), given.of(case.outputs["advantages"]))
 
 
 @each(chosen("advantage", [name for name, estimator in TOKENS.items() if estimator == "gae"]))

@@ -17,6 +17,9 @@ HERE = Path(__file__).parent
 CLOSED_FORMS = {
     "staleness_decay": "tests/learner/algo/test_corrections.py",
 }
+CLOSED_ADVANTAGES = {
+    "mt_grpo": "tests/learner/algo/test_advantages.py",
+}
 COMPARED = {
     "loss": {
         *test_losses.LOSSES,
@@ -24,7 +27,12 @@ COMPARED = {
         *test_losses.EXTREMES,
         *test_losses.DRAWN,
     },
-    "advantage": {*test_advantages.OUTCOMES, *test_advantages.TOKENS, *test_advantages.GROUPED},
+    "advantage": {
+        *test_advantages.OUTCOMES,
+        *test_advantages.TOKENS,
+        *test_advantages.GROUPED,
+        *test_advantages.NAMED,
+    },
     "kl": {
         *test_terms.ESTIMATED,
         *test_terms.KL_LOSSES,
@@ -57,10 +65,18 @@ def test_every_loss_has_a_peer() -> None:
     assert known == {settings["loss"] for settings in settings_with_a_peer()}
 
 
-def test_every_advantage_has_a_peer() -> None:
-    tables = {**test_advantages.OUTCOMES, **test_advantages.TOKENS, **test_advantages.GROUPED}
+def test_every_advantage_has_a_peer_or_a_closed_form() -> None:
+    tables = {
+        **test_advantages.OUTCOMES,
+        **test_advantages.TOKENS,
+        **test_advantages.GROUPED,
+        **test_advantages.NAMED,
+    }
     compared = {tables[case.name] for case in CASES if case.name in tables}
-    assert names_of_this_project(ADVANTAGES.names, ADVANTAGES.get) == compared
+    known = names_of_this_project(ADVANTAGES.names, ADVANTAGES.get)
+    assert known == compared | set(CLOSED_ADVANTAGES)
+    for name, place in CLOSED_ADVANTAGES.items():
+        assert f"test_{name}" in (HERE.parents[1] / place).read_text()
 
 
 def test_every_reduction_has_a_peer() -> None:

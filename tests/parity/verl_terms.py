@@ -15,6 +15,7 @@ from tests.parity.recording import tensors, with_gradient
 verl: Any = importlib.import_module("verl")
 core: Any = importlib.import_module("verl.trainer.ppo.core_algos")
 corrections: Any = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+configs: Any = importlib.import_module("verl.trainer.config")
 dapo: Any = importlib.import_module("verl.workers.reward_manager.dapo")
 
 _CORE = "verl.trainer.ppo.core_algos."
@@ -92,6 +93,32 @@ def add_grouped_advantages(record: Recorder) -> None:
             outputs = {"advantages": advantages.tolist()}
             given = "grouped_episodes" + suffix
             record.add("advantage", name + suffix, _CORE + function, given, outputs)
+
+
+def add_named_rewards(record: Recorder) -> None:
+    """Record GDPO, which takes its rewards from the batch by name."""
+    given = inputs.named_rewards()
+    record.inputs["named_rewards"] = given
+    mask = torch.tensor(given["mask"]).double()
+    weights = {"correct": 1.0, "style": 0.5}
+    config = configs.AlgoConfig(
+        gdpo_reward_keys=list(weights), gdpo_reward_weights=list(weights.values())
+    )
+    advantages, _ = core.compute_gdpo_outcome_advantage(
+        torch.zeros_like(mask),
+        mask,
+        np.array(given["group"], dtype=object),
+        config=config,
+        non_tensor_batch={name: np.array(given[name]) for name in weights},
+        # After a prompt of one token every position is a place for the reward.
+        batch={
+            "prompts": torch.ones(len(mask), 1),
+            "attention_mask": torch.ones(len(mask), 1 + mask.shape[1], dtype=torch.int64),
+        },
+    )
+    outputs = {"advantages": advantages.tolist()}
+    function = _CORE + "compute_gdpo_outcome_advantage"
+    record.add("advantage", "gdpo", function, "named_rewards", outputs, weights=weights)
 
 
 def add_corrections(record: Recorder) -> None:

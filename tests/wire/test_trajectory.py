@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import (
+    REWARD_NAME,
     AttemptKey,
     FailureKind,
     Grade,
@@ -166,6 +167,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 
 REWARDS = st.floats(-1e6, 1e6)
+NAMED_REWARDS = st.dictionaries(st.from_regex(REWARD_NAME, fullmatch=True), REWARDS, max_size=32)
 NAMED = st.dictionaries(st.text(max_size=20), VALUES[int], max_size=8)
 
 
@@ -191,6 +193,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             if graded and silent
             else (stop if graded else st.none() | stop),
             partial_reward=st.none() | REWARDS,
+            named_rewards=NAMED_REWARDS if graded else st.just({}),
             turns=st.lists(every_field(TurnTiming), max_size=3).map(tuple),
             counts=every_field(Counts, tool_errors=NAMED, parse_messages=NAMED),
             facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),

@@ -1,7 +1,14 @@
 """Attempts: their keys and purposes, and the outcomes of calls, grades and tries."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+# Largest absolute reward: a larger one could overflow a mean or a variance.
+MAX_REWARD = 1e6
+# Most named rewards of an attempt, and what a name is: also a part of a metric's.
+MOST_NAMED_REWARDS = 32
+REWARD_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 class Purpose(StrEnum):
@@ -67,9 +74,11 @@ class NoGradeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A known `reward`, or the `reason` why it is unknown. `suspicion` is a printed failure of a
-    judge that did not count, because the policy may have written it. `verifier_fault` is set if the
-    verifier itself is the reason."""
+    """A known `reward`, or the `reason` why it is unknown. `named_rewards` are further numbers that
+    the verifier returned, each a reward of its own: a name that is missing is unknown.
+
+    `suspicion` is a printed failure of a judge that did not count, because the policy may have
+    written it. `verifier_fault` is set if the verifier itself is the reason."""
 
     reward: float | None = None
     reason: NoGradeReason | None = None
@@ -81,6 +90,7 @@ class Grade:
     attempts: int = 1
     suspicion: str = ""
     verifier_fault: bool = False
+    named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def is_known(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
+from services.common.domain.attempts import MAX_REWARD, AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Span
 from services.common.images.picture import PlacedPicture
@@ -124,6 +124,12 @@ class TurnTiming(NamedTuple):
     reward: float | None = None
     thinking_tokens: int = 0
 
+    @property
+    def usable_reward(self) -> float | None:
+        """The reward, unless it is beyond what an attempt's may be."""
+        within = self.reward is not None and abs(self.reward) <= MAX_REWARD
+        return self.reward if within else None
+
 
 @dataclass(slots=True)
 class Counts:
@@ -173,6 +179,8 @@ class Trajectory:
     detail: str = ""
     stop_reason: StopReason | None = None
     partial_reward: float | None = None
+    # Further numbers that the verifier returned, by name; a missing one is unknown.
+    named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
     # A judge's failure that the verifier printed and the policy may have written; it did not count.

@@ -33,7 +33,9 @@ from services.common.domain.trajectory import (
 
 def record_digest(trajectory: Trajectory) -> bytes:
     """Return a digest of arrays and outcome that distinguishes contents under one key."""
-    outcome = [trajectory.reward, trajectory.failure, trajectory.stop_reason]
+    outcome: list[Any] = [trajectory.reward, trajectory.failure, trajectory.stop_reason]
+    if trajectory.named_rewards:
+        outcome.append(sorted(trajectory.named_rewards.items()))
     return hashlib.sha256(trajectory.content_digest + json.dumps(outcome).encode()).digest()
 
 
@@ -42,6 +44,7 @@ def outcome_fields(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "reward": trajectory.reward,
         "partial_reward": trajectory.partial_reward,
+        "named_rewards": dict(trajectory.named_rewards),
         "failure": trajectory.failure,
         "no_grade": trajectory.no_grade,
         "detail": trajectory.detail,
@@ -62,6 +65,7 @@ def summary_json(trajectory: Trajectory) -> str:
             "detail": trajectory.detail,
             "stop_reason": trajectory.stop_reason,
             "partial_reward": trajectory.partial_reward,
+            "named_rewards": dict(trajectory.named_rewards),
             "checks_passed": trajectory.checks_passed,
             "checks_failed": trajectory.checks_failed,
             "suspicion": trajectory.suspicion,
@@ -96,11 +100,10 @@ def restore_trajectory(
     """Restore a trajectory from its journal row; without sequences if `arrays` was pruned."""
     data = json.loads(text)
     rows, media = (data["sequences"], data["media"]) if arrays is not None else ([], [])
-    experts: list[list[Any] | None] = data["experts"]
     return Trajectory(
         key=key,
         lease_id=data["lease_id"],
-        sequences=_rows_to_sequences(rows, media, experts[: len(rows)], arrays or b""),
+        sequences=_rows_to_sequences(rows, media, data["experts"][: len(rows)], arrays or b""),
         content_digest=digest,
         reward=reward,
         failure=FailureKind(failure) if failure else None,
@@ -108,6 +111,7 @@ def restore_trajectory(
         detail=data["detail"],
         stop_reason=StopReason(data["stop_reason"]) if data["stop_reason"] else None,
         partial_reward=data["partial_reward"],
+        named_rewards=data.get("named_rewards", {}),  # Not in format 7.
         checks_passed=tuple(data["checks_passed"]),
         checks_failed=tuple(data["checks_failed"]),
         suspicion=data["suspicion"],

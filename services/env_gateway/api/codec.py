@@ -88,6 +88,7 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
         stdout=grade.stdout,
         attempts=grade.attempts,
         suspicion=replace_surrogates(grade.suspicion),
+        named_rewards=grade.named_rewards,
     )
     if grade.reason is not None:
         response.no_grade.reason = NO_GRADE_REASONS.encode(grade.reason)

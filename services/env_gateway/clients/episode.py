@@ -43,6 +43,8 @@ class EpisodeGrade:
     partial_reward: float | None
     no_grade: str
     stdout: str
+    # Further numbers that the verifier returned, by name; a missing one is unknown.
+    named_rewards: Mapping[str, float]
 
 
 class EpisodeClient:
@@ -188,4 +190,5 @@ def _decode_grade(response: pb.GradeResponse) -> EpisodeGrade:
         partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
         no_grade="" if known else f"{reason}: {response.no_grade.detail}",
         stdout=response.stdout,
+        named_rewards=dict(response.named_rewards),
     )

@@ -6,13 +6,11 @@ been right."""
 import re
 from collections.abc import Collection
 
-from services.common.domain.attempts import Grade, NoGradeReason
+from services.common.domain.attempts import MAX_REWARD, Grade, NoGradeReason
 from services.env_gateway.grading.printed_checks import read_printed_checks
 from services.env_gateway.ports import Execution
-from services.env_gateway.verify.check_report import CHECK_CHARS
+from services.env_gateway.verify.check_report import CHECK_CHARS, is_reward, read_named_rewards
 
-# Largest absolute reward: learners refuse larger ones, which could overflow a mean or a variance.
-MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 _SUSPICION_CHARS = 200
@@ -32,6 +30,13 @@ def judge_execution(execution: Execution, *, attempts: int, phrase_passed: bool 
     judge = _find_judge_error(execution)
     reason, detail = _failure_reason(execution, None if phrase_passed else judge)
     reward = None if reason else float(execution.result)
+    named: dict[str, float] = {}
+    if reason is None:
+        try:
+            named = read_named_rewards(execution.rewards)
+        except (ValueError, TypeError) as error:
+            reason, reward = NoGradeReason.EXECUTION_FAILED, None
+            detail = f"the verifier returned named rewards that are none: {error}"
     return Grade(
         reward=reward,
         reason=reason,
@@ -43,6 +48,7 @@ def judge_execution(execution: Execution, *, attempts: int, phrase_passed: bool 
         attempts=attempts if execution.ran else 0,
         suspicion=judge[0].strip()[:_SUSPICION_CHARS] if judge and not reason else "",
         verifier_fault=reason is NoGradeReason.EXECUTION_FAILED and _is_own_fault(execution),
+        named_rewards=named,
     )
 
 
@@ -88,7 +94,7 @@ def _failure_reason(
         return NoGradeReason.INSTANCE_LOST, execution.error or "the instance is gone"
     if execution.error is not None:
         return NoGradeReason.EXECUTION_FAILED, execution.error
-    if not _is_reward(execution.result):
+    if not is_reward(execution.result):
         shown = repr(execution.result)[:100]
         message = f"the verifier returned {shown}; a reward is a number from {-MAX_REWARD:g} to"
         return NoGradeReason.EXECUTION_FAILED, f"{message} {MAX_REWARD:g}, and 1 is a pass"
@@ -99,11 +105,6 @@ def _failure_reason(
 
 def _is_own_fault(execution: Execution) -> bool:
     return execution.raised or execution.error is None
-
-
-def _is_reward(result: object) -> bool:
-    # An int may exceed any float; NaN is within no bounds.
-    return isinstance(result, bool | int | float) and -MAX_REWARD <= result <= MAX_REWARD
 
 
 def _bounded_stdout(stdout: str) -> str:

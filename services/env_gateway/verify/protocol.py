@@ -55,7 +55,7 @@ class ToolCallRequest:
 @dataclass(frozen=True, slots=True)
 class VerifierDone:
     """Result of a verifier. `result` is a plain value, or {"score": ..., "passed": [...],
-    "failed": [...]}."""
+    "failed": [...], "rewards": {...}} with checks, rewards, or both."""
 
     result: Any
     stdout: str
@@ -106,10 +106,15 @@ def _parse_done(stdout: str, done: dict[str, Any]) -> VerifierDone:
 
 
 def _check_report(result: dict[str, Any]) -> dict[str, Any]:
-    lists = [result.get("passed"), result.get("failed")]
-    if result.keys() == {"score", "passed", "failed"} and all(map(_is_texts, lists)):
-        return {**result, "score": _shorten_result(result["score"])}
-    raise ProtocolError("the checks of a verifier are not lists of texts")
+    parts = {name: value for name, value in result.items() if name not in ("score", "rewards")}
+    if parts and not (parts.keys() == {"passed", "failed"} and all(map(_is_texts, parts.values()))):
+        raise ProtocolError("the checks of a verifier are not lists of texts")
+    rewards = result.get("rewards", {})
+    if not isinstance(rewards, dict) or "score" not in result or result.keys() == {"score"}:
+        raise ProtocolError("a verifier's process described a score in an unknown way")
+    for value in cast("dict[str, object]", rewards).values():
+        _check_value(value)
+    return {**result, "score": _shorten_result(result["score"])}
 
 
 def _is_texts(value: object) -> bool:

@@ -177,9 +177,9 @@ async def _run_verification(
     try:
         async with asyncio.timeout(timeout_s):
             done = await worker.run_verification(verification)
-        score, report = split_report(done.result)
+        score, report, rewards = split_report(done.result)
         raised = done.error is not None
-        return Execution(score, report, done.stdout, done.error, raised=raised)
+        return Execution(score, report, done.stdout, done.error, raised=raised, rewards=rewards)
     except TimeoutError:
         return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
     except WorkerDiedError as error:

@@ -8,6 +8,7 @@ only the standard library and its neighbours: the same code runs inside a sandbo
 import base64
 import contextlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -36,6 +37,8 @@ _INT_BITS = 1024
 _ERROR_CHARS = 4000
 _CHECKS_KEPT = 200
 _CHECK_CHARS = 500
+# More than the gateway takes, so that it says how many it takes.
+_REWARDS_SENT = 100
 _COMPILED_KEPT = 256
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 
@@ -172,18 +175,30 @@ def _done(value: Any, printed: Bounded) -> dict[str, Any]:
     """Build the final message. Checks and the whole output would be too much for one message; with
     checks, the gateway reads nothing of the output."""
     result, stdout = _to_result(value), printed.getvalue()
-    shown = stdout[:_SHOWN_CHARS] if type(result) is dict else stdout
+    shown = stdout[:_SHOWN_CHARS] if type(result) is dict and "passed" in result else stdout
     return {"result": result, "stdout": shown}
 
 
 def _to_result(value: Any) -> Any:
-    """Convert a verifier's value to a plain value, or to a score with its checks."""
-    if type(value) is not dict or not {"score", "passed", "failed"} <= value.keys():
-        # Fleet accepts a score alone in this form, too.
-        alone = type(value) is dict and "score" in value
-        return _to_plain_value(value["score"] if alone else value)
-    checks = {name: _to_checks(value[name]) for name in ("passed", "failed")}
-    return {"score": _to_plain_value(value["score"]), **checks}
+    """Convert a verifier's value to a plain value, or to a score with its checks and rewards."""
+    if type(value) is not dict or "score" not in value:
+        return _to_plain_value(value)
+    more: dict[str, Any] = {}
+    if {"passed", "failed"} <= value.keys():
+        more = {name: _to_checks(value[name]) for name in ("passed", "failed")}
+    if value.get("rewards") is not None:
+        more["rewards"] = _to_rewards(value["rewards"])
+    # Fleet accepts a score alone in this form, too.
+    score = _to_plain_value(value["score"])
+    return {"score": score, **more} if more else score
+
+
+def _to_rewards(rewards: Any) -> dict[str, Any]:
+    """Convert named rewards, which the gateway checks, to plain values. Raises TypeError."""
+    if type(rewards) is not dict:
+        raise TypeError('"rewards" are an object of numbers by name, beside "score"')
+    some = itertools.islice(rewards.items(), _REWARDS_SENT)
+    return {str(name)[:_RESULT_CHARS]: _to_plain_value(value) for name, value in some}
 
 
 def _to_checks(checks: Any) -> list[str]:

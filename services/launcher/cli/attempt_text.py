@@ -60,6 +60,7 @@ def _list_facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
     reward = "not known" if attempt["reward"] is None else f"{attempt['reward']:g}"
     partial = attempt["partial_reward"]
     ended = [f"reward {reward}", *([] if partial is None else [f"partial {partial:g}"])]
+    ended += [f"{name} {value:g}" for name, value in attempt["named_rewards"].items()]
     ended.append(f"stop reason {attempt['failure'] or attempt['stop_reason']}")
     yield "outcome", ", ".join(ended)
     unusual = [attempt["no_grade"], attempt["detail"], attempt["dropped"]]

@@ -238,6 +238,8 @@ def _show_grade(grade: pb.GradeResponse, console: Terminal) -> int:
         console.print(f"passed   {check}")
     for check in grade.checks_failed:
         console.print(f"failed   {check}")
+    for name, value in sorted(grade.named_rewards.items()):
+        console.print(f"named    {name} {value:g}")
     for line in grade.suspicion.splitlines():
         console.print(f"suspect  {line}")
     if grade.HasField("reward"):

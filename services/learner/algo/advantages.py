@@ -5,12 +5,13 @@ belong to attempts: one of several sequences (after a context compaction) counts
 identified by id. With a KL penalty in the reward, an attempt's outcome is its reward minus the
 penalties of its tokens.
 
-Estimators within groups (grpo, dr_grpo, rloo, max_rl, opo) compare the graded attempts of one
-group id and nothing else; a group without a signal (one attempt, or all outcomes equal) has
-advantage exactly 0. Estimators over the batch (reinforce_pp, reinforce_pp_baseline, gae) compare
-with the batch or a critic: a group whose attempts all passed then does carry a signal, and only a
-batch whose returns (for reinforce_pp_baseline: whose differences from their group's mean) are all
-equal has advantage exactly 0.
+Estimators within groups (grpo, dr_grpo, rloo, max_rl, opo, mt_grpo) compare the graded attempts of
+one group id and nothing else; a group without a signal (one attempt, or all outcomes equal, and
+for mt_grpo the rewards of each turn as well) has advantage exactly 0. Estimators over the batch
+(reinforce_pp, reinforce_pp_baseline, gdpo, gae) compare with the batch or a critic: a group whose
+attempts all passed then does carry a signal, and only a batch whose returns (for
+reinforce_pp_baseline and gdpo: what attempts differ by within their groups) are all equal has
+advantage exactly 0.
 """
 
 import math
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from services.learner.algo.gae import GaeEstimate, TokenValues, compute_gae, returns_to_go, whiten
 from services.learner.algo.plugin_registry import Registry
 from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
+from services.learner.types import TurnTokens
 
 Rewards = NDArray[np.float64]
 # Maps the outcomes of one group's attempts, at least two of them different, to their advantages.
@@ -46,6 +48,10 @@ class BatchRewards:
     token_rewards: Sequence[TokenValues]
     # [policy tokens] per sequence: the critic's values before the step. None without a critic.
     values: Sequence[TokenValues] | None = None
+    # Per sequence, its tokens by turn; empty where no turn of the attempt was rewarded.
+    turns: Sequence[Sequence[TurnTokens]] = ()
+    # Per sequence, the named rewards of its attempt.
+    named_rewards: Sequence[Mapping[str, float]] = ()
 
     @property
     def attempts(self) -> dict[tuple[str, int], list[int]]:
@@ -138,6 +144,25 @@ def opo(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
     return _estimate_groups(batch, centre)
 
 
+@ADVANTAGES.register("mt_grpo")
+def mt_grpo(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """grpo's advantage; in turns that the environment rewarded, plus turn_coefficient times grpo's
+    of the turn's reward among those that the group's attempts got in the turn of that number.
+
+    MT-GRPO, arXiv 2505.11821, in which the first of two turns is rewarded. A turn without a reward
+    is compared with none and has the outcome's advantage alone, as the last turn has there."""
+    found = _estimate_groups(batch, lambda outcomes, lengths: grpo(outcomes))
+    by_turn = _turn_advantages(batch)
+    keys = zip(batch.group_ids, batch.attempt_indices, batch.turns, strict=False)
+    for place, (group, attempt, turns) in enumerate(keys):
+        values = [by_turn.get((group, turn.turn), {}).get(attempt, 0.0) for turn in turns]
+        added = np.repeat(np.array(values, np.float64), np.array([t.tokens for t in turns], int))
+        # A sequence that was cut has lost its last tokens.
+        kept = min(len(added), len(found[place]))
+        found[place][:kept] += config.turn_coefficient * added[:kept]
+    return found
+
+
 @ADVANTAGES.register("reinforce_pp")
 def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
     """Returns from each token on, whitened over all policy tokens of the batch.
@@ -159,6 +184,29 @@ def reinforce_pp_baseline(batch: BatchRewards, config: AlgorithmConfig) -> list[
     REINFORCE++ with a baseline, arXiv 2501.03262: groups share one scale, so a group's spread
     does not decide its weight. Groups without a signal are 0 before they are whitened."""
     return _whiten_all(_estimate_groups(batch, lambda outcomes, lengths: dr_grpo(outcomes)))
+
+
+@ADVANTAGES.register("gdpo")
+def gdpo(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """The weighted sum of grpo's advantages of each named reward, whitened over all policy tokens.
+
+    GDPO, arXiv 2601.05242: rewards that are normalised one by one keep apart what their sum would
+    make equal. Under a name that it lacks, an attempt is compared with none, and adds 0 to the sum.
+    Raises ValueError if no attempt has any of the names in `rewards`."""
+    attempts, named = batch.attempts, batch.named_rewards
+    known = {name for own in named for name in own}
+    if attempts and not known & config.rewards.keys():
+        raise ValueError(
+            f"no attempt has any of algorithm.rewards ({', '.join(config.rewards)}); what the"
+            f' verifiers return as "rewards": {", ".join(sorted(known)) or "nothing"}'
+        )
+    total = [np.zeros(len(tokens)) for tokens in batch.token_rewards]
+    by_attempt = {key: named[rows[0]] for key, rows in attempts.items()}
+    for name, weight in config.rewards.items():
+        outcomes = {key: own[name] for key, own in by_attempt.items() if name in own}
+        found = _estimate_groups(batch, lambda rewards, lengths: grpo(rewards), outcomes)
+        total = [left + weight * right for left, right in zip(total, found, strict=True)]
+    return _whiten_all(total)
 
 
 @ADVANTAGES.register("gae")
@@ -196,16 +244,24 @@ def _attempt_outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
     }
 
 
-def _estimate_groups(batch: BatchRewards, estimator: LengthEstimator) -> list[TokenValues]:
+def _estimate_groups(
+    batch: BatchRewards,
+    estimator: LengthEstimator,
+    outcomes: Mapping[tuple[str, int], float] | None = None,
+) -> list[TokenValues]:
     """Return the advantages of all tokens, each that of its attempt.
 
-    They are exactly 0 in groups without a signal, for which the estimator is not called."""
-    outcomes, groups = _attempt_outcomes(batch), dict[str, list[tuple[str, int]]]()
+    `outcomes` are what is compared, by default the attempts' own. Advantages are exactly 0 in
+    groups without a signal, for which the estimator is not called, and of attempts without an
+    outcome, which are compared with none."""
+    outcomes = _attempt_outcomes(batch) if outcomes is None else outcomes
+    groups: dict[str, list[tuple[str, int]]] = {}
     lengths: dict[tuple[str, int], int] = {}
     for key, rows in batch.attempts.items():
-        groups.setdefault(key[0], []).append(key)
+        if key in outcomes:
+            groups.setdefault(key[0], []).append(key)
         lengths[key] = sum(len(batch.token_rewards[i]) for i in rows)
-    values = dict.fromkeys(outcomes, 0.0)
+    values = dict.fromkeys(lengths, 0.0)
     for keys in groups.values():
         rewards = np.array([outcomes[key] for key in keys], np.float64)
         # Compared, not computed: the mean of equal floats may differ from them in the last bit.
@@ -214,6 +270,24 @@ def _estimate_groups(batch: BatchRewards, estimator: LengthEstimator) -> list[To
             values |= dict(zip(keys, estimator(rewards, counts).tolist(), strict=True))
     tokens = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
     return [np.full(len(own), values[group, attempt]) for group, attempt, own in tokens]
+
+
+def _turn_advantages(batch: BatchRewards) -> dict[tuple[str, int], dict[int, float]]:
+    """Return grpo's advantage of each rewarded turn, by (group id, turn) and attempt.
+
+    Turns that were rewarded alike, or in one attempt alone, are left out."""
+    rewards: dict[tuple[str, int], dict[int, float]] = {}
+    for group, attempt, turns in zip(
+        batch.group_ids, batch.attempt_indices, batch.turns, strict=False
+    ):
+        for turn in turns:
+            if turn.reward is not None:
+                rewards.setdefault((group, turn.turn), {})[attempt] = turn.reward
+    return {
+        key: dict(zip(own, grpo(np.array(list(own.values()))).tolist(), strict=True))
+        for key, own in rewards.items()
+        if len(set(own.values())) > 1
+    }
 
 
 def _attempt_token_rewards(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:

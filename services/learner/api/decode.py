@@ -1,11 +1,17 @@
 """Assembly of submitted trajectories, with every check on the way."""
 
+import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import StopReason
+from services.common.domain.attempts import (
+    MAX_REWARD,
+    MOST_NAMED_REWARDS,
+    REWARD_NAME,
+    StopReason,
+)
 from services.common.domain.messages import MOST_MESSAGES_BYTES, MessagesError, check_tools
 from services.common.domain.trajectory import Sequence, Trajectory, digest_arrays, is_picture
 from services.learner.api.picture_decode import PictureIntake, check_pictures
@@ -27,7 +33,6 @@ _MAX_SPANS = 4 * _MAX_TURNS
 _MAX_DETAIL = 2000
 # Most keys in one map of counts, and most characters of a key.
 _MAX_NAMED, _MAX_NAME = 8, 200
-MAX_REWARD = 1e6
 
 
 class TrajectoryAssembler:
@@ -156,6 +161,7 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
     if trajectory.partial_reward is not None:
         _check_reward("partial_reward", trajectory.partial_reward)
+    _check_named_rewards(trajectory.named_rewards)
     for name in ("detail", "suspicion"):
         if (size := len(getattr(trajectory, name))) > _MAX_DETAIL:
             raise MalformedRequestError(f"{name} has {size} characters; at most {_MAX_DETAIL}")
@@ -171,6 +177,19 @@ def _check_reward(name: str, value: float) -> None:
     # NaN is outside any bounds.
     if not -MAX_REWARD <= value <= MAX_REWARD:
         raise MalformedRequestError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
+
+
+def _check_named_rewards(rewards: Mapping[str, float]) -> None:
+    if len(rewards) > MOST_NAMED_REWARDS:
+        raise MalformedRequestError(
+            f"{len(rewards)} named_rewards; at most {MOST_NAMED_REWARDS} are taken"
+        )
+    for name, value in rewards.items():
+        if not re.fullmatch(REWARD_NAME, name):
+            raise MalformedRequestError(
+                f"named_rewards: {name[:100]!r} is no name of 1 to 64 of A-Z a-z 0-9 _ . -"
+            )
+        _check_reward(f"named_rewards[{name!r}]", value)
 
 
 def _check_graded(trajectory: Trajectory) -> None:

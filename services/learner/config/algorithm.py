@@ -3,16 +3,19 @@
 Nothing here imports torch, since the service reads it too. Papers and equations are cited in
 `services/learner/algo`."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from services.common.domain.attempts import StopReason
+from services.common.domain.attempts import REWARD_NAME, StopReason
 from services.common.spec.config import ConfigModel, did_you_mean
 from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 
 # Largest bound for a ratio.
 _MOST = 1e6
+RewardName = Annotated[str, Field(pattern=REWARD_NAME)]
+RewardWeight = Annotated[float, Field(ge=-1000, le=1000)]
 
 ADVANTAGE_NAMES = (
     "grpo",
@@ -20,10 +23,14 @@ ADVANTAGE_NAMES = (
     "rloo",
     "max_rl",
     "opo",
+    "mt_grpo",
     "reinforce_pp",
     "reinforce_pp_baseline",
+    "gdpo",
     "gae",
 )
+# Those that also learn from groups whose rewards are all equal, by what else attempts earned.
+BEYOND_REWARDS = ("mt_grpo", "gdpo")
 LOSS_NAMES = (
     "ppo_clip",
     "dual_clip",
@@ -153,9 +160,13 @@ class AlgorithmConfig(ConfigModel):
 
     # Modules that the ranks import, for custom estimators and losses.
     plugins: tuple[str, ...] = ()
-    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, reinforce_pp, reinforce_pp_baseline,
-    # gae, or a plugin's.
+    # Advantage estimator: grpo, dr_grpo, rloo, max_rl, opo, mt_grpo, reinforce_pp,
+    # reinforce_pp_baseline, gdpo, gae, or a plugin's.
     advantage: str = "grpo"
+    # Weights of the named rewards that gdpo learns from, which verifiers return beside the score.
+    rewards: Mapping[RewardName, RewardWeight] = Field(default_factory=dict)
+    # What mt_grpo multiplies the advantage of a turn's reward with.
+    turn_coefficient: float = Field(default=1.0, gt=0, le=1000)
     # ppo_clip, dual_clip, clip_cov, gspo, cispo, sapo, dppo, dppo_kl, importance_sampling, or a
     # plugin's.
     loss: str = "ppo_clip"
@@ -199,6 +210,25 @@ class AlgorithmConfig(ConfigModel):
                 " custom one in algorithm.plugins)"
             )
         return name
+
+    @model_validator(mode="after")
+    def _named_rewards_have_their_estimator(self) -> Self:
+        if self.advantage != "gdpo":
+            if self.rewards and not self.plugins:
+                raise ValueError('rewards: only advantage = "gdpo" learns from named rewards')
+            return self
+        if not self.rewards:
+            raise ValueError(
+                'rewards: advantage = "gdpo" needs the weights of named rewards, for example'
+                " { correct = 1.0, style = 0.5 }"
+            )
+        in_reward = self.kl.coefficient > 0 and self.kl.place == "reward"
+        if in_reward or self.overlong.soft_limit is not None:
+            raise ValueError(
+                'advantage: "gdpo" compares named rewards, which neither kl.place = "reward" nor'
+                " overlong.soft_limit changes; leave them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _samples_are_corrected_once(self) -> Self:

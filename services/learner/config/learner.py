@@ -10,7 +10,7 @@ from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import MOST_STEPS, Count, Seconds, Steps
 from services.common.spec.spec import ServiceConfig, SharedConfig
 from services.learner.config.alarms import AlarmsConfig
-from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.algorithm import BEYOND_REWARDS, AlgorithmConfig
 from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
 from services.learner.config.hosted import check_hosted
@@ -271,6 +271,16 @@ class LearnerConfig(ServiceConfig):
         if self.objective == "rl" and self.min_group > self.group_size:
             raise ValueError(
                 f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_learned_from_is_not_left_out(self) -> Self:
+        advantage, choice = self.algorithm.advantage, self.constant_groups
+        if choice != "mask" and advantage in BEYOND_REWARDS:
+            raise ValueError(
+                f"constant_groups: {choice!r} judges groups by their rewards alone, and leaves out"
+                f' some that algorithm.advantage = "{advantage}" learns from; set it to "mask"'
             )
         return self
 

@@ -4,7 +4,7 @@ Groups leave oldest first, by curriculum position. The lease book's slots bound 
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from services.common.domain.trajectory import Trajectory
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.groups.staleness import is_stale, keep_fresh, oldest_allowed
 from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.types import StepSettings, TrainBatch, TrainSequence
+from services.learner.types import StepSettings, TrainBatch, TrainSequence, TurnTokens
 
 WithoutSignal = Literal["mask", "drop", "replace"]
 
@@ -148,9 +148,31 @@ def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
         raise ValueError(f"{attempt.key} cannot be trained on: it has no reward or no tokens")
     versions = [policy.version for policy in attempt.policies]
     staleness = step - 1 - min(versions, default=step - 1)
-    return [
+    rows = [
         make_train_sequence(attempt, attempt.reward, sequence, staleness)
         for sequence in attempt.sequences
+    ]
+    return [
+        replace(row, turns=turns) for row, turns in zip(rows, split_turns(attempt), strict=True)
+    ]
+
+
+def split_turns(attempt: Trajectory) -> list[tuple[TurnTokens, ...]]:
+    """Return the policy tokens of each sequence by turn.
+
+    There are none if no turn was rewarded, or if turns and sequences have different numbers of
+    tokens, so that it is unknown which tokens a turn wrote. What no attempt's reward may be is no
+    reward of a turn."""
+    turns, counts = attempt.turns, [len(sequence.logprobs) for sequence in attempt.sequences]
+    tokens = [turn.generated_tokens for turn in turns]
+    rewards = [turn.usable_reward for turn in turns]
+    if all(reward is None for reward in rewards) or sum(tokens) != sum(counts):
+        return [() for _ in counts]
+    pieces = np.split(np.repeat(np.arange(len(turns)), tokens), np.cumsum(counts)[:-1])
+    runs = [zip(*np.unique(piece, return_counts=True), strict=True) for piece in pieces]
+    return [
+        tuple(TurnTokens(int(turn), int(count), rewards[turn]) for turn, count in run)
+        for run in runs
     ]
 
 
@@ -174,4 +196,5 @@ def make_train_sequence(
         stop_reason=attempt.stop_reason or StopReason.DONE,
         experts=sequence.experts,
         pictures=tuple(item.place for item in sequence.pictures),
+        named_rewards=attempt.named_rewards,
     )

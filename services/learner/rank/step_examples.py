@@ -169,7 +169,15 @@ def _batch_rewards(
         )
         token_rewards[index] = kl_rewards(policy, reference, algorithm.kl).numpy()
     earned = [s.reward + float(p) for s, p in zip(sequences, penalties, strict=True)]
-    return BatchRewards(groups, attempts, earned, token_rewards, _row_values(rows, scored))
+    return BatchRewards(
+        groups,
+        attempts,
+        earned,
+        token_rewards,
+        _row_values(rows, scored),
+        [s.turns for s in sequences],
+        [s.named_rewards for s in sequences],
+    )
 
 
 def _row_values(rows: Sequence[Row], scored: ModelScores) -> list[Values] | None:

@@ -33,6 +33,7 @@ from services.learner.types import (
     StepTokens,
     TrainBatch,
     TrainSequence,
+    TurnTokens,
     VersionMismatch,
 )
 
@@ -150,6 +151,8 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "stop_reason": [s.stop_reason.value for s in sequences],
         "pictures": [[[p.sha256, p.grid, p.offset] for p in s.pictures] for s in sequences],
         "canary": [s.canary for s in sequences],
+        "turns": [s.turns for s in sequences],
+        "named_rewards": [dict(s.named_rewards) for s in sequences],
         "settings": asdict(batch.settings),
         "imitated": batch.imitated,
     }
@@ -200,6 +203,8 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         [arrays.get(f"experts.{index}") for index in range(len(lengths))],
         [tuple(_to_place(*place) for place in places) for places in message["pictures"]],
         message["canary"],
+        [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
+        message["named_rewards"],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from services.common.domain.pass_rates import PASS_REWARD
+from services.common.domain.trajectory import Trajectory
 from services.learner.groups.batcher import Batch
 from services.learner.groups.counters import StepCounters, Tally
 from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
@@ -43,7 +44,9 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
     - avg_raw_reward: mean r over attempts
     - variance_per_prompt: mean over groups of the population variance of r
     - by environment also signal_ratio: fraction of groups with variance > 0, and
-      mean_positive_reward: mean of the r > 0, or 0
+      mean_positive_reward: mean of the r > 0, or 0; with an environment that rewards turns,
+      mean_turn_reward: mean over the rewarded turns of graded attempts; with a verifier that
+      returns named rewards, named/{name}: mean over the graded attempts that have the name
     """
     size = max(len(group.rewards) for group in groups)
     every = [r for group in groups for r in group.rewards]
@@ -61,7 +64,20 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
         metrics[f"{prefix}/signal_ratio"] = _mean(g.has_signal for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
+        metrics |= _further_rewards(prefix, [r.trajectory for g in own for r in g.graded])
     return metrics
+
+
+def _further_rewards(prefix: str, attempts: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the means of what environments and verifiers give beside the reward."""
+    found: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for turn in attempt.turns:
+            if turn.reward is not None:
+                found.setdefault("mean_turn_reward", []).append(turn.reward)
+        for name, reward in sorted(attempt.named_rewards.items()):
+            found.setdefault(f"named/{name}", []).append(reward)
+    return {f"{prefix}/{name}": _mean(rewards) for name, rewards in found.items()}
 
 
 def environment_metrics(

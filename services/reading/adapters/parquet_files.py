@@ -95,7 +95,8 @@ _EVERYTHING = pa.schema(
         ("tools", _TEXT),
         ("sequences", pa.list_(_SEQUENCE)),
         # As JSON: their keys differ from attempt to attempt.
-        *((name, _TEXT) for name in ("turns", "counts", "facts", "detail", "suspicion")),
+        *((name, _TEXT) for name in ("named_rewards", "turns", "counts", "facts")),
+        *((name, _TEXT) for name in ("detail", "suspicion")),
     ]
 )
 _CARD = """---
@@ -186,6 +187,8 @@ def _to_columns(row: Row, schema: pa.Schema) -> Row:
         "passed": None if reward is None else reward >= PASS_REWARD,
         "messages": [_to_message(message) for message in row["messages"]],
         "sequences": [_to_sequence(sequence) for sequence in row["sequences"]],
+        # Rows that an earlier flotilla dumped have no named rewards.
+        "named_rewards": json.dumps(row.get("named_rewards", {})),
         **{name: json.dumps(row[name]) for name in ("turns", "counts", "facts")},
     }
     return {name: values[name] for name in schema.names}

@@ -164,4 +164,5 @@ def grade_from_pb(response: env_pb.GradeResponse) -> Grade:
         checks_passed=tuple(response.checks_passed),
         checks_failed=tuple(response.checks_failed),
         suspicion=response.suspicion,
+        named_rewards=dict(response.named_rewards) if graded else {},
     )

@@ -66,6 +66,7 @@ def make_finished_trajectory(
         detail=grade.detail[:MAX_DETAIL],
         stop_reason=stop,
         partial_reward=grade.partial_reward,
+        named_rewards=grade.named_rewards,
         checks_passed=grade.checks_passed,
         checks_failed=grade.checks_failed,
         suspicion=grade.suspicion[:MAX_DETAIL],

@@ -1,6 +1,8 @@
 """A trajectory comes back from its row of the journal as it went in."""
 
 import hashlib
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,3 +69,17 @@ def test_other_experts_are_another_content() -> None:
     assert content_digest(make_trajectory(NARROW).sequences) != content_digest(
         make_trajectory(NARROW[::-1]).sequences
     )
+
+
+def test_a_row_holds_named_rewards_which_format_7_had_not() -> None:
+    made = replace(make_trajectory(None), named_rewards={"style": 0.5, "correct": -1.0})
+    text = summary_json(made)
+    assert restored(made, text).named_rewards == made.named_rewards
+    former = {name: value for name, value in json.loads(text).items() if name != "named_rewards"}
+    assert restored(made, json.dumps(former)).named_rewards == {}
+
+
+def test_a_try_that_is_sent_with_other_named_rewards_is_another_try() -> None:
+    made = make_trajectory(None)
+    style, other = (replace(made, named_rewards={"style": value}) for value in (0.5, 0.25))
+    assert len({record_digest(each) for each in (made, style, other)}) == 3

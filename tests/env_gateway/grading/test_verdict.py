@@ -173,6 +173,57 @@ async def test_printed_checks_are_shown_beside_the_returned_value() -> None:
     assert len(grade.checks_failed) == 2
 
 
+NAMING = """
+def verify(env, final_answer=None):
+    value = env.db("current").table("counter").first()["value"]
+    rewards = {"value": value / 4, "brief": len(final_answer or "") < 5, "judge": None}
+    print("JUDGE ERROR: down" if final_answer == "judge" else "App c: 1")
+    return {"score": float(value >= 3), "rewards": rewards}
+"""
+
+
+async def test_named_rewards_arrive_with_the_grade_and_none_is_unknown_not_0() -> None:
+    grade = await graded(NAMING, 1, "many words")
+    assert (grade.reward, grade.named_rewards) == (0.0, {"value": 0.25, "brief": 0.0})
+    assert grade.checks_passed == ("App c",), "without returned checks the printed ones are shown"
+
+
+async def test_without_a_grade_there_are_no_named_rewards_either() -> None:
+    grade = await graded(NAMING, 1, "judge", attempts=1)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.JUDGE_ERROR)
+    assert grade.named_rewards == {}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "problem"),
+    [
+        ([1.0], '"rewards" are an object of numbers by name'),
+        ({"a": "1"}, "'a' is '1'; expected a number from -1e+06 to 1e+06, or None"),
+        ({"a": float("nan")}, "'a' is nan"),
+        ({"a": -1e7}, "'a' is -10000000.0"),
+        ({"": 1}, "'' is no name of 1 to 64 of A-Z a-z 0-9 _ . -"),
+        ({"a/b": 1}, "'a/b' is no name"),
+        ({"a\n": 1}, "is no name"),
+        ({"n" * 65: 1}, "is no name"),
+        ({f"n{number}": 1 for number in range(33)}, "are at most 32; got 33"),
+    ],
+    ids=str,
+)
+def test_named_rewards_that_are_none_are_the_verifiers_fault(rewards: Any, problem: str) -> None:
+    grade = judge_execution(Execution(result=1, rewards=rewards), attempts=1)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
+    assert problem in grade.detail and grade.verifier_fault
+    assert grade.named_rewards == {}
+
+
+@pytest.mark.parametrize("returned", ["{'a': 'x' * 10**6}", "[1]", "{n: 1 for n in range(10**5)}"])
+async def test_absurd_named_rewards_give_no_grade_and_harm_nothing(returned: str) -> None:
+    source = f"def verify(env):\n    return {{'score': 1, 'rewards': {returned}}}\n"
+    grade = await graded(source, 0)
+    assert (grade.reward, grade.reason) == (None, NoGradeReason.EXECUTION_FAILED)
+    assert '"rewards"' in grade.detail
+
+
 @pytest.mark.parametrize("as_reward", [False, True])
 def test_a_share_of_printed_checks_is_refused_with_the_reason(as_reward: bool) -> None:
     with pytest.raises(

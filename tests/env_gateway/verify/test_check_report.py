@@ -16,16 +16,21 @@ JUDGED = "JUDGE ERROR: overloaded"
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        ({"score": 1, "passed": ["a"], "failed": []}, (1, CheckReport(("a",), ()))),
-        ({"score": 1}, (1, None)),
-        ({"score": 0, "passed": "a", "failed": []}, (0, None)),
-        (0.5, (0.5, None)),
-        ([1], ([1], None)),
+        ({"score": 1, "passed": ["a"], "failed": []}, (1, CheckReport(("a",), ()), None)),
+        ({"score": 1}, (1, None, None)),
+        ({"score": 1, "rewards": {"style": 0.5}}, (1, None, {"style": 0.5})),
+        (
+            {"score": 0, "passed": [], "failed": ["b"], "rewards": {"style": 1}},
+            (0, CheckReport((), ("b",)), {"style": 1}),
+        ),
+        ({"score": 0, "passed": "a", "failed": []}, (0, None, None)),
+        (0.5, (0.5, None, None)),
+        ([1], ([1], None, None)),
     ],
 )
 def test_fleet_passes_on_what_a_verifier_returned(result: Any, expected: Any) -> None:
     execution = parse_execution({"success": True, "result": result, "stdout": JUDGED})
-    assert (execution.result, execution.report) == expected
+    assert (execution.result, execution.report, execution.rewards) == expected
 
 
 def test_a_report_is_taken_instead_of_what_was_printed() -> None:
@@ -44,6 +49,11 @@ def test_a_report_is_taken_instead_of_what_was_printed() -> None:
         {"score": 1, "passed": [], "failed": {}},
         {"score": [], "passed": [], "failed": []},
         {"score": 1, "passed": [], "failed": [], "more": 1},
+        {"score": 1, "rewards": {"style": 1}, "more": 1},
+        {"score": 1, "rewards": {"style": 1}, "passed": []},
+        {"score": 1, "rewards": {"style": [1]}},
+        {"score": 1, "rewards": [1]},
+        {"rewards": {"style": 1}},
         {"score": 1},
     ],
 )
@@ -52,7 +62,8 @@ def test_a_process_may_report_lists_of_texts_and_no_more(result: Any) -> None:
         parse_message(json.dumps({"done": {"result": result, "stdout": ""}}).encode())
 
 
-def test_a_report_crosses_the_protocol() -> None:
-    report = {"score": 0, "passed": ["a"], "failed": []}
+@pytest.mark.parametrize("rewards", [{}, {"rewards": {"style": 0.5, "judge": None}}], ids=str)
+def test_a_report_crosses_the_protocol(rewards: dict[str, Any]) -> None:
+    report = {"score": 0, "passed": ["a"], "failed": [], **rewards}
     done = parse_message(json.dumps({"done": {"result": report, "stdout": "x"}}).encode())
     assert done == VerifierDone(report, "x", None)

@@ -16,6 +16,7 @@ def attempt(**media: Any) -> dict[str, Any]:
     return {
         **{"reward": 1.0, "step": 1, "eval_id": "", "group_id": "g", "attempt_index": 0, "try": 0},
         **{"task_key": "t", "task_prompt": "Open it.", "partial_reward": None, "failure": None},
+        "named_rewards": {},
         **{"stop_reason": "done", "no_grade": "", "detail": "", "dropped": "", "worker_id": "w"},
         **{"tokens_kept": True, "turns": [], "checks_passed": [], "checks_failed": []},
         "suspicion": "",

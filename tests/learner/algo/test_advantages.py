@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from services.learner.algo.advantages import (
 )
 from services.learner.algo.gae import TokenValues
 from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.types import TurnTokens
 
 CONFIG = AlgorithmConfig()
 ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "max_rl": max_rl}
@@ -76,7 +78,7 @@ def test_max_rl_without_a_positive_mean_has_nothing_to_divide_by(rewards: list[f
     assert max_rl(np.array(rewards)).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", [*sorted(ESTIMATORS), "opo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("name", [*sorted(ESTIMATORS), "opo", "mt_grpo", "reinforce_pp_baseline"])
 @pytest.mark.parametrize("rewards", [[0.7], [0.1, 0.1, 0.1], [0.0, 0.0]])
 def test_groups_without_a_signal_are_exactly_zero(name: str, rewards: list[float]) -> None:
     assert estimate(name, batch(rewards)) == [[0.0]] * len(rewards)
@@ -100,7 +102,10 @@ def test_a_group_sees_exactly_its_own_members_in_any_order(name: str) -> None:
     ),
     st.randoms(use_true_random=False),
     st.sampled_from(
-        ["dr_grpo", "rloo", "grpo", "max_rl", "opo", "reinforce_pp", "reinforce_pp_baseline"]
+        [
+            *("dr_grpo", "rloo", "grpo", "max_rl", "opo", "mt_grpo"),
+            *("reinforce_pp", "reinforce_pp_baseline"),
+        ]
     ),
 )
 def test_the_order_of_the_batch_does_not_matter(
@@ -144,6 +149,111 @@ def test_opo_weighs_a_groups_gradient_by_token_to_zero() -> None:
 
 def test_opo_of_attempts_without_a_token_divides_by_nothing() -> None:
     assert estimate("opo", batch([1.0, 0.0], token_rewards=[np.zeros(0)] * 2)) == [[], []]
+
+
+def turns_of(*rewards: float | None, tokens: int = 2) -> tuple[TurnTokens, ...]:
+    return tuple(TurnTokens(turn, tokens, reward) for turn, reward in enumerate(rewards))
+
+
+def test_mt_grpo_adds_the_advantage_of_a_turns_reward_in_that_turn() -> None:
+    """Three attempts of two turns, of which the first is rewarded, as in the paper."""
+    outcomes, first = np.array([1.0, 0.0, 0.0]), np.array([0.5, 1.0, 0.0])
+    given = replace(
+        batch(outcomes.tolist(), token_rewards=[np.zeros(4)] * 3),
+        turns=[turns_of(reward, None) for reward in first],
+    )
+    config = AlgorithmConfig(turn_coefficient=0.5)
+    found = np.stack(ADVANTAGES.get("mt_grpo")(given, config))
+    np.testing.assert_allclose(found[:, 2:], np.stack([grpo(outcomes)] * 2, 1), rtol=1e-12)
+    expected = grpo(outcomes) + 0.5 * grpo(first)
+    np.testing.assert_allclose(found[:, :2], np.stack([expected] * 2, 1), rtol=1e-12)
+
+
+def test_mt_grpo_compares_a_turn_with_the_same_turn_of_its_group_alone() -> None:
+    given = replace(
+        batch([1.0, 1.0, 1.0, 1.0], groups=["a", "a", "b", "b"], token_rewards=[np.zeros(4)] * 4),
+        turns=[turns_of(0, 3), turns_of(2, 3), turns_of(9, 1), turns_of(9, 0)],
+    )
+    up, down = grpo(np.array([1.0, 0.0]))
+    assert estimate("mt_grpo", given) == [
+        [pytest.approx(down, rel=1e-5)] * 2 + [0.0] * 2,
+        [pytest.approx(up, rel=1e-5)] * 2 + [0.0] * 2,
+        [0.0] * 2 + [up] * 2,
+        [0.0] * 2 + [down] * 2,
+    ]
+
+
+def test_a_turn_without_a_reward_is_not_compared_as_if_it_were_0() -> None:
+    given = replace(
+        batch([1.0, 1.0, 1.0], token_rewards=[np.zeros(2)] * 3),
+        turns=[turns_of(1.0), turns_of(None), turns_of(3.0)],
+    )
+    first, missing, last = estimate("mt_grpo", given)
+    assert missing == [0.0, 0.0]
+    assert first[0] == -last[0] == pytest.approx(-1 / np.sqrt(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("turns", [(), ((), ()), (turns_of(1.0), ())])
+def test_mt_grpo_is_grpo_where_no_two_turns_can_be_compared(
+    turns: Sequence[Sequence[TurnTokens]],
+) -> None:
+    given = batch([1.0, 0.0], token_rewards=[np.zeros(2)] * 2)
+    assert estimate("mt_grpo", replace(given, turns=turns)) == estimate("grpo", given)
+
+
+def test_the_turns_of_an_attempt_may_lie_in_several_sequences_of_which_one_was_cut() -> None:
+    # Turn 1 is in both sequences of attempt 0, of which the second lost its last token.
+    given = replace(
+        batch([1.0, 1.0, 1.0], attempts=[0, 0, 1], token_rewards=[np.zeros(n) for n in (3, 2, 2)]),
+        turns=[
+            (TurnTokens(0, 2, None), TurnTokens(1, 1, 5.0)),
+            (TurnTokens(1, 1, 5.0), TurnTokens(2, 2, 7.0)),
+            (TurnTokens(0, 1, None), TurnTokens(1, 1, 4.0)),
+        ],
+    )
+    up, down = grpo(np.array([5.0, 4.0]))
+    assert estimate("mt_grpo", given) == [[0.0, 0.0, up], [up, 0.0], [0.0, down]]
+
+
+GDPO = AlgorithmConfig(advantage="gdpo", rewards={"correct": 1.0, "style": 0.5})
+
+
+def named(given: BatchRewards, *rewards: dict[str, float]) -> list[list[float]]:
+    """gdpo of a batch with these named rewards."""
+    found = ADVANTAGES.get("gdpo")(replace(given, named_rewards=rewards), GDPO)
+    return [values.tolist() for values in found]
+
+
+def test_gdpo_normalises_each_named_reward_by_itself_and_whitens_their_weighted_sum() -> None:
+    correct, style = np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.9, 0.1])
+    rewards = [{"correct": c, "style": s} for c, s in zip(correct, style, strict=True)]
+    # What the attempts' own rewards are plays no role.
+    given = batch([7.0, 7.0, 7.0], token_rewards=[np.zeros(n) for n in (1, 2, 3)])
+    total = np.repeat(grpo(correct) + 0.5 * grpo(style), [1, 2, 3])
+    expected = (total - total.mean()) / np.sqrt(total.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate(named(given, *rewards)), expected, rtol=1e-12)
+
+
+def test_an_attempt_without_a_name_is_not_compared_under_it() -> None:
+    """As if the others had been the whole group, and never as if it had earned 0."""
+    given = batch([0.0] * 3)
+    one, other, without = named(given, {"correct": 1.0}, {"correct": 5.0}, {})
+    alone = named(batch([0.0] * 3, groups=["g", "g", "h"]), {"correct": 1.0}, {"correct": 5.0}, {})
+    assert [one, other, without] == alone
+    assert one[0] < without[0] < other[0]
+    assert without[0] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_gdpo_of_groups_alike_under_every_name_is_exactly_0() -> None:
+    rewards = {"correct": 0.1, "style": 0.3}
+    assert named(batch([1.0, 0.0]), rewards, rewards) == [[0.0], [0.0]]
+
+
+def test_a_batch_without_any_of_the_names_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ValueError, match=r"algorithm\.rewards \(correct, style\).*: other, that$"):
+        named(batch([1.0, 0.0]), {"other": 1.0}, {"that": 1.0})
+    with pytest.raises(ValueError, match=r"nothing$"):
+        named(batch([1.0, 0.0]), {}, {})
 
 
 def test_reinforce_pp_with_a_baseline_scales_all_groups_alike() -> None:

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from services.common.spec.config import parse_config
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from services.learner.config.learner import LearnerConfig
 from tests.support.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "algorithms.md"
@@ -29,7 +31,45 @@ def test_the_names_that_are_known_without_torch_are_those_that_are_registered() 
 
 @pytest.mark.parametrize("name", ADVANTAGE_NAMES)
 def test_every_estimator_may_be_chosen(name: str) -> None:
-    assert AlgorithmConfig(advantage=name).advantage == name
+    rewards = {"style": 1.0} if name == "gdpo" else {}
+    assert AlgorithmConfig(advantage=name, rewards=rewards).advantage == name
+
+
+def test_named_rewards_and_their_estimator_need_each_other() -> None:
+    rewards = {"correct": 1.0, "style": 0.5}
+    assert 'rewards: advantage = "gdpo" needs the weights' in problem(advantage="gdpo")
+    assert 'rewards: only advantage = "gdpo" learns' in problem(rewards=rewards)
+    assert AlgorithmConfig(plugins=("mine",), advantage="mine", rewards=rewards).rewards == rewards
+    assert "rewards" in problem(advantage="gdpo", rewards={"": 1.0})
+    assert "rewards" in problem(advantage="gdpo", rewards={"style": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"kl": {"coefficient": 0.1, "place": "reward"}},
+        {"overlong": {"soft_limit": 10, "soft_buffer": 5}},
+    ],
+    ids=str,
+)
+def test_what_changes_the_reward_alone_does_not_go_with_named_rewards(more: dict[str, Any]) -> None:
+    assert "neither kl.place" in problem(advantage="gdpo", rewards={"style": 1.0}, **more)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "choice"),
+    [("mt_grpo", "drop"), ("mt_grpo", "replace"), ("gdpo", "drop"), ("gdpo", "replace")],
+)
+def test_groups_are_not_left_out_for_equal_rewards_if_more_is_learned_from(
+    advantage: str, choice: str
+) -> None:
+    least = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2}
+    algorithm = {"advantage": advantage, "rewards": {"style": 1.0} if advantage == "gdpo" else {}}
+    given = {**least, "constant_groups": choice, "algorithm": algorithm}
+    with pytest.raises(ConfigError, match=rf'"{advantage}" learns from; set it to "mask"'):
+        parse_config(LearnerConfig, given, where="spec")
+    parse_config(LearnerConfig, {**given, "constant_groups": "mask"}, where="spec")
+    parse_config(LearnerConfig, {**given, "algorithm": {"advantage": "grpo"}}, where="spec")
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:

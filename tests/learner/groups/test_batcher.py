@@ -1,13 +1,19 @@
 """Groups that a step takes, and groups that it leaves."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from services.common.domain.attempts import AttemptKey, Purpose
-from services.common.domain.trajectory import Trajectory
+from services.common.domain.policy import PolicyId
+from services.common.domain.token_authors import Author, Span
+from services.common.domain.trajectory import Sequence, Trajectory, TurnTiming
 from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import Batcher
+from services.learner.groups.batcher import Batcher, build_train_batch
 from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.sampling.tasks import Task
+from services.learner.types import TurnTokens
 
 
 def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int = 0) -> ReadyGroup:
@@ -31,6 +37,59 @@ def make(*groups: ReadyGroup, staleness: int = 1, drop: bool = False) -> Batcher
     for group in groups:
         batcher.add_group(group)
     return batcher
+
+
+def attempt(turns: list[tuple[int, float | None]], *policy_tokens: int) -> Trajectory:
+    """An attempt whose turns have so many tokens and such rewards, and whose sequences have so many
+    of the policy's after one of the prompt."""
+    sequences = tuple(
+        Sequence(
+            np.zeros(1 + count, np.int32),
+            (Span(Author.PROMPT, 1), Span(Author.POLICY, count, PolicyId(1, 0, b"f" * 32), 1.0)),
+            np.zeros(count, np.float32),
+        )
+        for count in policy_tokens
+    )
+    timings = tuple(TurnTiming(0.0, 0.0, 1, count, reward) for count, reward in turns)
+    return Trajectory(AttemptKey("g", 0, 0), "", sequences, b"", reward=1.0, turns=timings)
+
+
+def turns_in_batch(trajectory: Trajectory) -> list[list[TurnTokens]]:
+    batch = build_train_batch(1, [trajectory])
+    return [list(sequence.turns) for sequence in batch.sequences]
+
+
+def test_the_tokens_of_rewarded_turns_are_known_to_the_ranks() -> None:
+    made = attempt([(3, 0.5), (2, None), (4, -1.0)], 9)
+    assert turns_in_batch(made) == [[(0, 3, 0.5), (1, 2, None), (2, 4, -1.0)]]
+
+
+def test_a_turn_may_continue_in_the_next_sequence() -> None:
+    made = attempt([(3, 0.5), (4, 1.5), (0, 2.0), (1, 3.0)], 5, 3)
+    assert turns_in_batch(made) == [[(0, 3, 0.5), (1, 2, 1.5)], [(1, 2, 1.5), (3, 1, 3.0)]]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [],
+        [(3, None), (2, None)],
+        # Other tokens than the sequences have.
+        [(3, 1.0), (1, None)],
+        # Beyond what any reward may be.
+        [(3, 1e300), (2, -1.1e6)],
+    ],
+)
+def test_without_a_usable_reward_of_a_turn_no_turns_travel(
+    turns: list[tuple[int, float | None]],
+) -> None:
+    assert turns_in_batch(attempt(turns, 5)) == [[]]
+
+
+def test_named_rewards_reach_the_ranks_with_every_sequence() -> None:
+    made = replace(attempt([], 2, 3), named_rewards={"style": 0.5})
+    rows = build_train_batch(1, [made]).sequences
+    assert [row.named_rewards for row in rows] == [{"style": 0.5}] * 2
 
 
 def test_groups_leave_oldest_first_whatever_order_they_came_in() -> None:

@@ -54,6 +54,20 @@ async def test_a_run_of_the_format_before_resumes_with_all_that_it_has(
     ]
 
 
+async def test_a_journal_of_format_7_is_resumed_too(tmp_path: Path) -> None:
+    """It differs in what trajectories hold; see test_trajectory_codec.py."""
+    await open_journal(tmp_path / "run").close()
+    with closing(sqlite3.connect(tmp_path / "run" / JOURNAL_FILE)) as db:
+        db.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
+        position = current_position(db, reseal_tables(db))
+        db.commit()
+    ProgressMark(tmp_path / "run" / MARK_FILE).reset_to(position)
+    with open_read_only(tmp_path / "run" / JOURNAL_FILE) as db:
+        assert audit_journal(db).holds
+    await open_journal(tmp_path / "run").close()
+    assert version_of(tmp_path) == SCHEMA_VERSION
+
+
 async def test_a_start_that_is_killed_before_its_mark_is_the_new_one_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
+from services.learner.types import TrainBatch, TrainSequence, TurnTokens
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import (
     changed,
@@ -35,7 +36,16 @@ def initial(model_folder: Path) -> Policy:
 
 @pytest.fixture
 def batch(initial: Policy) -> TrainBatch:
-    return make_batch(initial)
+    """Its verifiers return by name whether an attempt passed, and its place in the group."""
+    made = make_batch(initial)
+    named = [{"passed": s.reward, "place": float(s.attempt_index)} for s in made.sequences]
+    pairs = zip(made.sequences, named, strict=True)
+    return replace(made, sequences=tuple(replace(s, named_rewards=own) for s, own in pairs))
+
+
+def named(key: str, name: str, **rewards: float) -> dict[str, Any]:
+    """One key of an algorithm, with the weights of named rewards if it needs any."""
+    return {**only(key, name), **({"rewards": rewards} if name == "gdpo" else {})}
 
 
 def better(batch: TrainBatch) -> list[TrainSequence]:
@@ -57,11 +67,22 @@ def moved(batch: TrainBatch, up: float, down: float) -> TrainBatch:
     return replace(batch, sequences=tuple(shifted(s) for s in batch.sequences))
 
 
+def with_turns(batch: TrainBatch) -> TrainBatch:
+    """Return the batch as if the environment had rewarded the first of each attempt's turns."""
+
+    def rewarded(s: TrainSequence) -> TrainSequence:
+        tokens = int(s.policy_mask.sum())
+        first = TurnTokens(0, 3, float(s.attempt_index))
+        return replace(s, turns=(first, TurnTokens(1, tokens - 3, None)))
+
+    return replace(batch, sequences=tuple(rewarded(s) for s in batch.sequences))
+
+
 @pytest.mark.parametrize("advantage", ADVANTAGE_NAMES)
 def test_every_advantage_makes_better_attempts_likelier_and_worse_ones_less(
     model_folder: Path, initial: Policy, batch: TrainBatch, advantage: str
 ) -> None:
-    step = train(model_folder, batch, advantage=advantage)
+    step = train(model_folder, batch, **named("advantage", advantage, passed=1.0))
     assert step.gain(initial, better(batch)) > 0 > step.gain(initial, worse(batch))
 
 
@@ -84,13 +105,29 @@ def test_no_two_names_mean_the_same(
     # No token here is likely enough for its probability to move by the defaults of dppo's clips.
     # Nor are covariances as high as clip_cov's.
     clips = {"clip_low": 0.02, "clip_high": 0.03, "clip_cov": {"share": 0.5, "low": -1.0}}
-    given = moved(batch, shift, 4 * shift)
+    given = with_turns(moved(batch, shift, 4 * shift))
+    weights = {"passed": 1.0, "place": 0.5}
     found = [
-        train(model_folder, given, steps=2, critic=critic, **clips, **only(key, name))
+        train(model_folder, given, steps=2, critic=critic, **clips, **named(key, name, **weights))
         for name in names
     ]
     norms = [round(step.metrics["policy/grad_norm"], 6) for step in found]
     assert len(set(norms)) == len(names)
+
+
+def test_a_turn_that_the_environment_rewarded_becomes_likelier_than_in_grpo(
+    model_folder: Path, batch: TrainBatch
+) -> None:
+    """Where all attempts pass, the rewards of turns are all that moves the policy."""
+    passed = changed(with_turns(batch), reward=1.0)
+    assert train(model_folder, passed, advantage="grpo").metrics["policy/updates"] == 0.0
+    step = train(model_folder, passed, advantage="mt_grpo")
+    assert step.metrics["policy/updates"] == 1.0
+    tokens = step.result.tokens
+    assert tokens is not None
+    for sequence, advantages in zip(passed.sequences, tokens.advantages, strict=True):
+        assert np.sign(advantages[:3]).tolist() == [np.sign(sequence.attempt_index - 1.5)] * 3
+        assert not advantages[3:].any()
 
 
 def test_clip_cov_holds_the_same_tokens_in_packs_of_any_size(
@@ -281,6 +318,7 @@ def test_a_missing_norm_is_named(model_folder: Path) -> None:
 
 @pytest.mark.parametrize("advantage", ADVANTAGE_NAMES)
 def test_an_empty_batch_is_a_step_without_an_update(model_folder: Path, advantage: str) -> None:
-    kl = {"coefficient": 0.1, "place": "reward"}
-    step = train(model_folder, TrainBatch(1, ()), advantage=advantage, kl=kl)
+    kl = {"coefficient": 0.1, "place": "loss" if advantage == "gdpo" else "reward"}
+    chosen = named("advantage", advantage, passed=1.0)
+    step = train(model_folder, TrainBatch(1, ()), **chosen, kl=kl)
     assert (step.metrics["policy/updates"], step.result.skipped) == (0.0, False)

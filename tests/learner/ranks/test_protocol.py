@@ -16,6 +16,7 @@ from services.learner.types import (
     StepResult,
     StepSettings,
     TrainBatch,
+    TurnTokens,
     VersionMismatch,
 )
 from tests.support.pictures import draw_picture
@@ -35,6 +36,8 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
             staleness=index,
             temperature=0.1 * index,
             experts=np.arange(12 * index, dtype=np.uint16).reshape(index, 3, 4) if index else None,
+            turns=(TurnTokens(0, 3, 0.1 * index), TurnTokens(2, 1, None)) if index else (),
+            named_rewards={"style": 0.1 * index} if index else {},
         )
         for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
     )
@@ -47,6 +50,7 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
         for name in ("group_id", "attempt_index", "reward", "temperature", "staleness"):
             assert getattr(got, name) == getattr(sent, name)
+        assert (got.turns, got.named_rewards) == (sent.turns, sent.named_rewards)
         assert got.stop_reason is sent.stop_reason
         assert (got.experts is None) == (sent.experts is None)
         if got.experts is not None and sent.experts is not None:

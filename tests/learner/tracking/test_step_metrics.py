@@ -104,6 +104,8 @@ class ReportingWorker(FakeWorker):
                 continue
             submission = graded(lease, attempt, self.policy)
             submission.header.turns.CopyFrom(make_turns(1))
+            submission.header.turns.rewards[0] = 0.5
+            submission.header.named_rewards["style"] = 0.25
             await self.submit(submission)
 
 

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.rollout.api.codec import tool_result_from_pb
+from services.common.domain.attempts import Grade, NoGradeReason
+from services.env_gateway.api.codec import encode_grade
+from services.rollout.api.codec import grade_from_pb, tool_result_from_pb
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,12 @@ def test_the_reward_of_a_step_is_kept_where_there_is_one(
 ) -> None:
     response = pb.CallToolResponse(outcome=pb.TOOL_OUTCOME_OK, **sent)  # pyright: ignore[reportArgumentType]
     assert tool_result_from_pb(response, ["x"]).reward == read
+
+
+def test_named_rewards_arrive_with_the_reward() -> None:
+    named = {"style": 0.5, "correct": -1.0}
+    grade = Grade(reward=1.0, partial_reward=0.5, named_rewards=named, checks_passed=("a",))
+    assert grade_from_pb(encode_grade(grade)) == grade
+    assert grade_from_pb(encode_grade(Grade(reward=0.0))).named_rewards == {}
+    unknown = Grade(reason=NoGradeReason.TIMEOUT, named_rewards=named)
+    assert grade_from_pb(encode_grade(unknown)).named_rewards == {}

@@ -401,6 +401,12 @@ async def test_an_environment_that_does_not_open_is_a_failure() -> None:
     assert trajectory.detail == "no room"
 
 
+async def test_what_a_verifier_returned_by_name_is_in_the_trajectory() -> None:
+    environment = FakeEnvironment(grade=Grade(1.0, named_rewards={"style": 0.5}))
+    trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())
+    assert (trajectory.reward, trajectory.named_rewards) == (1.0, {"style": 0.5})
+
+
 async def test_a_grade_that_is_not_known_is_no_reward() -> None:
     environment = FakeEnvironment(grade=Grade(reason=NoGradeReason.EXECUTION_FAILED, detail="boom"))
     trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())

@@ -566,6 +566,22 @@ global___GradeHeader = GradeHeader
 class GradeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class NamedRewardsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     REWARD_FIELD_NUMBER: builtins.int
     NO_GRADE_FIELD_NUMBER: builtins.int
     PARTIAL_REWARD_FIELD_NUMBER: builtins.int
@@ -574,6 +590,7 @@ class GradeResponse(google.protobuf.message.Message):
     STDOUT_FIELD_NUMBER: builtins.int
     ATTEMPTS_FIELD_NUMBER: builtins.int
     SUSPICION_FIELD_NUMBER: builtins.int
+    NAMED_REWARDS_FIELD_NUMBER: builtins.int
     reward: builtins.float
     """A reward from -1e6 to 1e6. Other values from a verifier are not a grade."""
     partial_reward: builtins.float
@@ -593,6 +610,13 @@ class GradeResponse(google.protobuf.message.Message):
     def checks_passed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def checks_failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def named_rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Further numbers that the verifier returned, within the bounds of rewards: at
+        most 32, by names of at most 64 of A-Z a-z 0-9 _ . -. Only with a reward; a
+        name that is missing is unknown.
+        """
+
     def __init__(
         self,
         *,
@@ -604,9 +628,10 @@ class GradeResponse(google.protobuf.message.Message):
         stdout: builtins.str = ...,
         attempts: builtins.int = ...,
         suspicion: builtins.str = ...,
+        named_rewards: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout", "suspicion", b"suspicion"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout", "suspicion", b"suspicion"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload

@@ -226,6 +226,22 @@ class TrajectoryHeader(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class NamedRewardsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     KEY_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
@@ -238,6 +254,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     PARTIAL_REWARD_FIELD_NUMBER: builtins.int
     CHECKS_PASSED_FIELD_NUMBER: builtins.int
     CHECKS_FAILED_FIELD_NUMBER: builtins.int
+    NAMED_REWARDS_FIELD_NUMBER: builtins.int
     TURNS_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
     ENV_KEY_FIELD_NUMBER: builtins.int
@@ -307,6 +324,13 @@ class TrajectoryHeader(google.protobuf.message.Message):
     @property
     def checks_failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
+    def named_rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Further numbers that the verifier returned, by name, within the bounds of
+        `reward`: at most 32, by names of at most 64 of A-Z a-z 0-9 _ . -. A name that
+        is missing is unknown, and never taken for 0.
+        """
+
+    @property
     def turns(self) -> global___Turns: ...
     @property
     def counts(self) -> global___TrajectoryCounts: ...
@@ -332,6 +356,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
         partial_reward: builtins.float | None = ...,
         checks_passed: collections.abc.Iterable[builtins.str] | None = ...,
         checks_failed: collections.abc.Iterable[builtins.str] | None = ...,
+        named_rewards: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         turns: global___Turns | None = ...,
         counts: global___TrajectoryCounts | None = ...,
         env_key: builtins.str = ...,
@@ -347,7 +372,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
         pictures: collections.abc.Iterable[global___Picture] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "pictures", b"pictures", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "pictures", b"pictures", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
@@ -639,7 +664,7 @@ class Turns(google.protobuf.message.Message):
     @property
     def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
         """Sum of the environment's rewards for a turn's calls, by turn from 0. Finite,
-        and only recorded: an attempt's reward is its grade.
+        and never part of the attempt's reward, which is its grade.
         """
 
     def __init__(

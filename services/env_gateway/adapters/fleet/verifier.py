@@ -122,8 +122,8 @@ def parse_execution(answer: Any) -> Execution:
     fields = cast("dict[str, Any]", answer)
     stdout = str(fields.get("stdout") or "")
     if fields.get("success") is True:
-        score, report = split_report(fields.get("result"))
-        return Execution(result=score, report=report, stdout=stdout)
+        score, report, rewards = split_report(fields.get("result"))
+        return Execution(result=score, report=report, stdout=stdout, rewards=rewards)
     error = fields.get("error")
     details = as_object(error) or {"message": error}
     kind, message = (

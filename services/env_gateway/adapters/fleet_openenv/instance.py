@@ -1,6 +1,7 @@
 """One instance of FleetTaskEnv, through the worker process that holds it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from services.common.text.parsing import ParseError, TextLimits, parse_json_aside
@@ -131,13 +132,14 @@ class FleetOpenEnvInstance(Instance):
     async def _to_execution(self, answer: Mapping[str, Any]) -> Execution:
         """Return what FleetTaskEnv made of the submission."""
         stdout = answer["stdout"] or ""
-        score, report = split_report(answer["returned"])
-        if answer["reward"] is not None:
-            return Execution(result=answer["reward"], report=report, stdout=stdout)
+        score, report, rewards = split_report(answer["returned"])
+        known = Execution(answer["reward"], report, stdout, rewards=rewards)
+        if known.result is not None:
+            return known
         why = await self._find_end_reason()
         if why is None and score is not None:
             # FleetTaskEnv gave no reward, though the verifier returned a score.
-            return Execution(result=score, report=report, stdout=stdout)
+            return replace(known, result=score)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from services.common.text.parsing import as_object
 from services.env_gateway.adapters.mcp.wire import parse_parts
-from services.env_gateway.ports import BackendError, CallResult, CheckReport, Part, Text, Tool
+from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 from services.env_gateway.tools.computer_tool import make_media
 from services.env_gateway.tools.tool_schemas import dump_schema
-from services.env_gateway.verify.check_report import split_report
+from services.env_gateway.verify.check_report import Returned, split_report
 
 _TOOL_ACTIONS = ("call_tool", "list_tools")
 _DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")
@@ -99,9 +99,10 @@ def parse_stdout(data: Mapping[str, Any]) -> str:
     return str(_get_metadata(data).get("stdout") or "")
 
 
-def parse_report(data: Mapping[str, Any]) -> CheckReport | None:
-    """Return the checks of a verifier behind the reward, if the environment passes them on."""
-    return split_report({"score": None, **_get_metadata(data)})[1]
+def parse_report(data: Mapping[str, Any]) -> Returned:
+    """Return checks and named rewards of a verifier behind the reward, if the environment passes
+    them on."""
+    return split_report({"score": None, **_get_metadata(data)})
 
 
 def _get_observation(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from services.env_gateway.large_values import run_aside_for
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
-    CheckReport,
     Execution,
     Instance,
     Part,
@@ -20,6 +19,7 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from services.env_gateway.verify.check_report import Returned
 
 
 class OpenEnvInstance(Instance):
@@ -55,7 +55,7 @@ class OpenEnvInstance(Instance):
         self._rewards: list[float] = []
         self._done = start.get("done") is True
         self._stdout = ""
-        self._report: CheckReport | None = None
+        self._returned = Returned(None)
 
     @property
     def end_reason(self) -> str | None:
@@ -116,7 +116,8 @@ class OpenEnvInstance(Instance):
         if not self._rewards:
             return Execution(error="the environment gave no reward")
         total = self._rewards[-1] if self._config.reward == "last" else sum(self._rewards)
-        return Execution(result=total, report=self._report, stdout=self._stdout)
+        report, rewards = self._returned.report, self._returned.rewards
+        return Execution(result=total, report=report, stdout=self._stdout, rewards=rewards)
 
     async def close(self, *, timeout_s: float) -> None:
         await self._channel.close(timeout_s=timeout_s)
@@ -126,7 +127,7 @@ class OpenEnvInstance(Instance):
         tool = self._config.submit_tool
         arguments = {self._config.submit_argument: final_answer}
         data = await self._send_step(self._make_action(tool, arguments), timeout_s)
-        self._stdout, self._report = codec.parse_stdout(data), codec.parse_report(data)
+        self._stdout, self._returned = codec.parse_stdout(data), codec.parse_report(data)
         result = await run_aside_for(data, lambda: codec.parse_call_result(data, ()))
         if result.is_error:
             shown = "; ".join(part.text for part in result.parts if isinstance(part, Text))

@@ -149,6 +149,7 @@ def attempt_facts(episode: Episode) -> list[tuple[str, str]]:
     listed = [
         ("stopped by", row.ended),
         ("partial reward", _number(trajectory.partial_reward)),
+        ("named rewards", ", ".join(f"{n} {v:g}" for n, v in trajectory.named_rewards.items())),
         ("turns", f"{counts.turns}"),
         ("tool calls", f"{counts.tool_calls}" + (f" ({errors})" if errors else "")),
         ("parse errors", f"{counts.parse_errors}" if counts.parse_errors else ""),

@@ -21,7 +21,8 @@ from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
 from services.env_gateway.config.openenv import OpenEnvConfig
-from services.env_gateway.ports import BackendError, Media, Text
+from services.env_gateway.ports import BackendError, CheckReport, Media, Text
+from services.env_gateway.verify.check_report import Returned
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 from tests.support.http_server import serving_app
@@ -315,3 +316,12 @@ def test_the_tool_of_an_action_leaves_out_what_no_policy_writes() -> None:
         "required": ["message"],
     }
     assert re.fullmatch(r"\w+\.", tool.description)
+
+
+def test_checks_and_named_rewards_behind_a_reward_are_in_its_metadata() -> None:
+    behind = {"passed": ["a"], "failed": [], "rewards": {"style": 0.5}}
+    assert codec.parse_report(step(metadata=behind)) == Returned(
+        None, CheckReport(("a",), ()), {"style": 0.5}
+    )
+    assert codec.parse_report(step(metadata={"rewards": {"style": 1}})).rewards == {"style": 1}
+    assert codec.parse_report(step(metadata={})) == Returned(None)
