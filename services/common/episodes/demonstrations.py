@@ -32,7 +32,8 @@ class DemonstrationsError(Exception):
 @dataclass(frozen=True, slots=True)
 class Demonstration:
     """One sequence of an episode: `token_ids` [n], and `trained` [n], true where a policy wrote the
-    token. `source` is the run of the episode."""
+    token. `source` is the run of the episode, `place` the sequence's in the file that it was read
+    from."""
 
     source: str
     key: AttemptKey
@@ -40,6 +41,7 @@ class Demonstration:
     reward: float
     token_ids: NDArray[np.int32]
     trained: NDArray[np.bool_]
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,10 @@ def _read_sequences(
     return tuple(
         Demonstration(
             *(source, AttemptKey(group, attempt, number), task, float(reward)),
-            *(token_ids[start:end].astype(np.int32), trained[start:end].astype(np.bool_)),
+            *(token_ids[start:end].astype(np.int32), trained[start:end].astype(np.bool_), place),
         )
-        for (source, group, attempt, number, task, _), reward, (start, end) in zip(
-            rows, rewards, pairwise(ends), strict=True
+        for place, ((source, group, attempt, number, task, _), reward, (start, end)) in enumerate(
+            zip(rows, rewards, pairwise(ends), strict=True)
         )
     )
 

@@ -72,6 +72,13 @@ def key_of_row(row: Mapping[str, Any]) -> AttemptKey:
     return AttemptKey(row["group_id"], row["attempt_index"], row["attempt_try"])
 
 
+def sequence_of_row(row: Mapping[str, Any]) -> Sequence:
+    """Return a dumped sequence: its tokens, authors and logprobs, NaN where they are unknown."""
+    spans = tuple(Span(Author(author), length) for author, length, *_ in row["spans"])
+    logprobs = np.array([np.nan if each is None else each for each in row["logprobs"]], np.float32)
+    return Sequence(np.array(row["token_ids"], np.int32), spans, logprobs)
+
+
 def _reference_fields(attempt: StoredAttempt, episode: EpisodeText) -> dict[str, Any]:
     trajectory = attempt.trajectory
     return {

@@ -3,12 +3,20 @@
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 
+from services.common.domain.trajectory import Trajectory
+from services.common.episodes.demonstrations import (
+    DemonstrationFile,
+    DemonstrationsError,
+    read_demonstrations,
+)
 from services.common.episodes.episode_rows import StoredAttempt, attempt_row
 from services.common.episodes.episode_text import Decode
+from services.common.episodes.imitated_attempts import imitated_attempt
 from services.common.episodes.stored_attempts import find_attempts
 from services.common.run_folder import dump_files
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
@@ -21,7 +29,14 @@ from services.common.run_folder.token_stats import (
     encode_stats,
     stats_path,
 )
-from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
+from services.learner.dumps.jobs import (
+    DumpJob,
+    DumpReport,
+    DumpSetup,
+    EvalJob,
+    ImitationJob,
+    StepJob,
+)
 from services.learner.dumps.planned_attempts import NotInJournalError, planned_attempts
 from services.learner.dumps.step_stats import join_stats
 from services.learner.ranks.protocol import read_tokens
@@ -58,18 +73,22 @@ class DumpWriter:
         self._run_dir = Path(setup.run_dir)
         self._decode = decode
         self._written = written
+        # What the run imitates, once a job has needed it.
+        self._demonstrations: DemonstrationFile | None = None
 
     def do_job(self, job: DumpJob) -> DumpReport:
         """Write the files of a job; the report lists those that could not be written."""
         lost: Losses = {}
         if isinstance(job, StepJob):
             count = self._dump_step(job, lost)
+        elif isinstance(job, ImitationJob):
+            count = self._dump_imitation(job, lost)
         else:
             count = self._dump_eval(job, lost)
         return DumpReport(job.name, count, lost)
 
     def _dump_step(self, job: StepJob, lost: Losses) -> int:
-        stats, count = self._keep_stats(job, lost)
+        stats, count = self._keep_stats(job, lost, lambda: self._planned_attempts(job.step))
         if job.step % self._setup.every == 0:
             path = dump_files.rollouts_path(self._run_dir, job.step)
             values = stats.sequences if stats else {}
@@ -77,20 +96,63 @@ class DumpWriter:
             count += self._write(path, lost, lambda: self._rows_of_step(job.step, values, shown))
             path = dump_files.pictures_path(self._run_dir, job.step)
             count += self._write_pictures(path, shown, lost)
+        self._prune_steps(lost)
+        return count
+
+    def _dump_imitation(self, job: ImitationJob, lost: Losses) -> int:
+        try:
+            attempts = self._imitated_attempts(job)
+        except (DemonstrationsError, IndexError) as error:
+            job.discard()
+            lost[job.name] = str(error)
+            return 0
+        found = [each.trajectory for each in attempts]
+        stats, count = self._keep_stats(job, lost, lambda: found)
+        if job.step % self._setup.every == 0:
+            path = dump_files.rollouts_path(self._run_dir, job.step)
+            values = stats.sequences if stats else {}
+            lines = (self._line_of(each, values) for each in attempts)
+            count += self._write(path, lost, lambda: lines)
+        self._prune_steps(lost)
+        return count
+
+    def _imitated_attempts(self, job: ImitationJob) -> list[StoredAttempt]:
+        """Return what a step imitated. Raises DemonstrationsError, or IndexError for a place that
+        the file does not have."""
+        if self._demonstrations is None or self._demonstrations.sha256 != job.sha256:
+            self._demonstrations = read_demonstrations(Path(job.data))
+        if self._demonstrations.sha256 != job.sha256:
+            raise DemonstrationsError(f"{job.data} is another file than the run imitates")
+        chosen = [self._demonstrations.sequences[place] for place in job.places]
+        return [
+            imitated_attempt(
+                *(job.step, number),
+                replace(
+                    each,
+                    token_ids=each.token_ids[: job.longest],
+                    trained=each.trained[: job.longest],
+                ),
+            )
+            for number, each in enumerate(chosen)
+        ]
+
+    def _prune_steps(self, lost: Losses) -> None:
         try:
             dump_files.prune_steps(self._run_dir, self._setup.keep)
         except OSError as error:
             lost["pruning"] = str(error)
-        return count
 
-    def _keep_stats(self, job: StepJob, lost: Losses) -> tuple[StepStats | None, int]:
-        """Write the ranks' token values; return them, and the bytes written."""
+    def _keep_stats(
+        self, job: StepJob | ImitationJob, lost: Losses, attempts: Callable[[], list[Trajectory]]
+    ) -> tuple[StepStats | None, int]:
+        """Write the ranks' token values of `attempts`; return them, and the bytes written."""
         path = stats_path(self._run_dir, job.step)
         if job.token_file is None:
             lost[path.name] = "the ranks had no room for it in shared memory"
             return None, 0
         try:
-            stats = self._read_stats(job, Path(job.token_file))
+            tokens = read_tokens(Path(job.token_file))
+            stats = join_stats(job.step, job.base_version, attempts(), tokens)
         except _FAILURES as error:
             lost[path.name] = str(error)
             return None, 0
@@ -98,11 +160,9 @@ class DumpWriter:
             job.discard()
         return stats, self._write(path, lost, lambda: [encode_stats(stats)])
 
-    def _read_stats(self, job: StepJob, token_file: Path) -> StepStats:
-        tokens = read_tokens(token_file)
+    def _planned_attempts(self, step: int) -> list[Trajectory]:
         with open_read_only(self._run_dir / JOURNAL_FILE) as db:
-            attempts = planned_attempts(db, job.step)
-        return join_stats(job.step, job.base_version, attempts, tokens)
+            return planned_attempts(db, step)
 
     def _rows_of_step(self, step: int, stats: Stats, shown: Shown) -> Iterator[bytes]:
         """Yield all attempts at the groups that a step counted, including those it left out; add

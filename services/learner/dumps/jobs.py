@@ -48,6 +48,33 @@ class StepJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ImitationJob:
+    """A finished step that imitated the sequences at `places` of the file of demonstrations `data`
+    with the digest `sha256`, each cut after `longest` tokens; `token_file` is removed after
+    reading."""
+
+    step: int
+    token_file: str | None
+    data: str
+    sha256: str
+    places: tuple[int, ...]
+    longest: int
+
+    @property
+    def name(self) -> str:
+        return f"imitation step {self.step}"
+
+    @property
+    def base_version(self) -> int:
+        return self.step - 1
+
+    def discard(self) -> None:
+        """Remove its token file."""
+        if self.token_file is not None:
+            Path(self.token_file).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
 class EvalJob:
     """A finished evaluation of policy `version`, with its logged metrics."""
 
@@ -64,7 +91,7 @@ class EvalJob:
         """Do nothing: no resources are held."""
 
 
-DumpJob = StepJob | EvalJob
+DumpJob = StepJob | ImitationJob | EvalJob
 
 
 _JOB = TypeAdapter[DumpJob](DumpJob)

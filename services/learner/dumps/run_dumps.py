@@ -15,7 +15,14 @@ from services.common.telemetry import metrics
 from services.common.telemetry.log import get_logger
 from services.common.text.json_lines import decode_line
 from services.learner.config.learner import LearnerConfig
-from services.learner.dumps.jobs import DumpJob, DumpReport, DumpSetup, EvalJob, StepJob
+from services.learner.dumps.jobs import (
+    DumpJob,
+    DumpReport,
+    DumpSetup,
+    EvalJob,
+    ImitationJob,
+    StepJob,
+)
 from services.learner.journal.holds import JournalHolds
 from services.learner.types import StepResult
 
@@ -62,6 +69,10 @@ class Dumps:
         if result.token_file is not None:
             result.token_file.unlink(missing_ok=True)
 
+    def offer_imitation(self, job: ImitationJob) -> None:
+        """Take a finished step that imitated, and the file of its token values."""
+        job.discard()
+
     def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
         """Take a finished evaluation of policy `version`, with its logged metrics."""
 
@@ -101,6 +112,9 @@ class RunDumps(Dumps):
     def offer_step(self, step: int, result: StepResult) -> None:
         token_file = str(result.token_file) if result.token_file else None
         self._offer(StepJob(step, step - 1, token_file))
+
+    def offer_imitation(self, job: ImitationJob) -> None:
+        self._offer(job)
 
     def offer_eval(self, eval_id: str, moment: str, version: int, logged: dict[str, float]) -> None:
         self._offer(EvalJob(eval_id, moment, version, logged))

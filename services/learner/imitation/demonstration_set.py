@@ -29,9 +29,12 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationSet:
-    """Sequences that a run trains on, and those that it only scores. `origin` is everything that
-    decides which they are, by key."""
+    """Sequences that a run trains on, and those that it only scores, of the file at `path`, none
+    with more than `longest` tokens. `origin` is everything that decides which they are, by key."""
 
+    path: str
+    sha256: str
+    longest: int
     trained: tuple[Demonstration, ...]
     heldout: tuple[Demonstration, ...]
     origin: dict[str, Any]
@@ -69,7 +72,9 @@ def load_demonstrations(
     settings = config.model_dump(include={"sequences_per_step", "too_long", "heldout"})
     origin = {f"learner.sft.{key}": value for key, value in settings.items()}
     also = {_KEY: file.sha256, "policy.max_model_len": longest, "seed": shared.seed}
-    return DemonstrationSet(trained, heldout, {**also, **origin})
+    return DemonstrationSet(
+        *(config.data, file.sha256, longest), trained, heldout, {**also, **origin}
+    )
 
 
 def _check_tokenizer(path: str, head: DemonstrationHead, own: TokenizerDigests) -> None:

@@ -72,11 +72,13 @@ class ImitationLoop:
         plan = await stages.trainer.commit_imitation()
         bind_process(step=plan.step)
         stages.status.enter_phase(Phase.TRAINING)
-        batch = self._batch_of(plan)
+        places = self.schedule.places_of(plan.step)
+        batch = self._batch_of(plan.step, places)
         stage = stages.watchdog.stage("train")
         facts = {"step": plan.step, "sequences": len(batch.sequences)}
         with stages.stopwatch.time_stage("train"), stage, trace.span("train", facts):
             result = await stages.trainer.train_batch(batch)
+        self.recorder.dump_step(plan.step, self.demonstrations, places, result)
         score = await self._score_if_due()
         if not await stages.wait_for_eval():
             return False
@@ -88,16 +90,17 @@ class ImitationLoop:
         return True
 
     async def _replay_step(self, plan: Plan) -> None:
-        batch = self._batch_of(plan)
+        places = self.schedule.places_of(plan.step)
+        batch = self._batch_of(plan.step, places)
         result = await self.stages.trainer.train_batch(batch)
+        self.recorder.dump_step(plan.step, self.demonstrations, places, result)
         known = plan.step <= self.recorder.logged_step
         score = None if known else await self._score_if_due()
         epochs = self.schedule.epochs_after(plan.step)
         await self.recorder.record_step(batch, epochs, result, score, None)
 
-    def _batch_of(self, plan: Plan) -> TrainBatch:
-        trained, places = self.demonstrations.trained, self.schedule.places_of(plan.step)
-        return make_batch(plan.step, [trained[place] for place in places])
+    def _batch_of(self, step: int, places: Sequence[int]) -> TrainBatch:
+        return make_batch(step, [self.demonstrations.trained[place] for place in places])
 
     async def _evaluate_if_due(self) -> None:
         """Publish this version and start evaluating it, if that is due."""

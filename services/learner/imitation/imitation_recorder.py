@@ -1,9 +1,11 @@
 """Logging of each step of a run that imitates, exactly once: to the trackers, the status and the
 journal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.learner.alarms.types import StepFacts
+from services.learner.dumps.jobs import ImitationJob
+from services.learner.imitation.demonstration_set import DemonstrationSet
 from services.learner.run.run_record import RunRecord
 from services.learner.types import BatchScore, StepResult, TrainBatch
 
@@ -29,6 +31,19 @@ class ImitationRecorder:
         if score is not None:
             self._record.sinks.tracker.log_metrics(0, _heldout_metrics(score), {})
 
+    def dump_step(
+        self, step: int, imitated: DemonstrationSet, places: Sequence[int], result: StepResult
+    ) -> None:
+        """Have the sequences that a step imitated written, with the numbers of their tokens."""
+        token_file = str(result.token_file) if result.token_file else None
+        self._record.dumps.offer_imitation(
+            ImitationJob(
+                *(step, token_file, imitated.path, imitated.sha256),
+                tuple(imitated.trained[place].place for place in places),
+                imitated.longest,
+            )
+        )
+
     async def record_step(
         self,
         batch: TrainBatch,
@@ -42,7 +57,6 @@ class ImitationRecorder:
         `epochs` are those behind it, `score` is that of the held-out sequences, and `lap` the
         seconds of its stages and their total, None if it was trained again after a restart."""
         record, sinks = self._record, self._record.sinks
-        # There are no dumps of it: its values are not kept.
         if batch.step <= record.logged_step:
             return
         metrics = imitation_metrics(batch, epochs, result)

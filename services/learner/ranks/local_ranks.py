@@ -101,7 +101,7 @@ class LocalRanks:
         )
 
     async def train_step(self, batch: TrainBatch) -> StepResult:
-        keep = self._config.dumps.enabled and not batch.imitated
+        keep = self._config.dumps.enabled
         answer = await self._call_with_batch("train", batch, keep_tokens=keep)
         return protocol.decode_step_result(answer)
 

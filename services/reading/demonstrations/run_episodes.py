@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey, Purpose
-from services.common.domain.token_authors import Author, Span, policy_mask
+from services.common.domain.token_authors import policy_mask
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.episodes.demonstrations import (
     Demonstration,
@@ -19,6 +19,7 @@ from services.common.episodes.demonstrations import (
     episode_name,
     write_demonstrations,
 )
+from services.common.episodes.episode_rows import sequence_of_row
 from services.common.run_folder.dump_files import rollouts_path
 from services.common.run_folder.journal_file import BEGAN_WITH, JOURNAL_FILE, open_read_only
 from services.common.run_folder.record_digests import DamagedRecordError
@@ -28,7 +29,7 @@ from services.reading.demonstrations.acceptance import (
     Candidate,
     accept_episodes,
 )
-from services.reading.kept_episodes import Row, read_dumped_rows
+from services.reading.kept_episodes import read_dumped_rows
 
 _EPISODES = """
 SELECT t.group_id, t.attempt_index, t.try, t.reward, t.payload IS NOT NULL, g.step, g.purpose,
@@ -118,7 +119,7 @@ class EpisodeReader:
         row = self._rows_of(rollouts_path(self._run_dir, episode.step)).get(episode.key)
         for dumped in row["sequences"] if row else ():
             yield (
-                self._to_demonstration(episode, _dumped_sequence(dumped)),
+                self._to_demonstration(episode, sequence_of_row(dumped)),
                 bool(dumped.get("pictures")),
             )
 
@@ -170,9 +171,3 @@ def _tokenizer_of(db: sqlite3.Connection, run_id: str) -> str:
             f"the journal of run {run_id} names no tokenizer, because its learner never began"
         )
     return str(digest)
-
-
-def _dumped_sequence(row: Row) -> TokenSequence:
-    spans = tuple(Span(Author(author), length) for author, length, *_ in row["spans"])
-    ids = np.array(row["token_ids"], np.int32)
-    return TokenSequence(ids, spans, np.zeros(0, np.float32))

@@ -25,6 +25,7 @@ from services.reading.inspector.pages.page import Page
 from services.reading.inspector.pages.visible_text import MOST_CHARACTERS
 from services.reading.inspector.queries.episodes import Episode
 from services.reading.inspector.queries.group_rows import TryRow
+from services.reading.inspector.queries.imitated_steps import read_imitated
 from services.reading.inspector.queries.run_folders import read_journal
 from services.reading.inspector.queries.run_library import RunLibrary
 from services.reading.inspector.queries.step_pages import StepPage, read_step
@@ -83,6 +84,9 @@ class BundleMaker:
                 contents.steps += pages
                 groups = [group for page in pages for group in page.trained.groups]
                 contents.tries += [row for group in groups for row in group.tries]
+                if not first.attempts:
+                    imitated = read_imitated(folder, step).sequences
+                    contents.tries += [each.row for each in imitated]
         return contents
 
     def _files(

@@ -14,17 +14,22 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from services.common.process.python_command import python_command
+from services.common.spec.config import parse_config
+from services.learner.config.learner import LearnerConfig
 from services.learner.dumps import run_dumps as run_dumps_module
 from services.learner.dumps.jobs import DumpSetup
 from services.learner.dumps.run_dumps import RunDumps
 from services.learner.ranks import protocol
 from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
+from tests.support.demonstrations import make_demonstrations, write_file
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks
 from tests.support.pictures import FAMILY, SeeingWorker
 from tests.support.rank_forge import shared_rank_forge
 
 STEPS = 3
+# Demonstrations of a run that imitates, and those of a step.
+IMITATED, PER_STEP = 9, 4
 
 
 class TellingRanks(FakeRanks):
@@ -119,6 +124,28 @@ async def dumped_run(
     ):
         if in_step:
             ranks.before_step = dumps.finish
+        await asyncio.wait_for(running.task, 90)
+    return dumps, ranks
+
+
+async def imitated_run(tmp_path: Path, setup: DumpSetup) -> tuple[RunDumps, TellingRanks]:
+    """Run a learner that imitates random demonstrations to its end, its dumps included."""
+    file = write_file(tmp_path / "demonstrations.npz", make_demonstrations(IMITATED))
+    values: dict[str, Any] = {
+        "objective": "sft",
+        "sft": {"data": str(file), "sequences_per_step": PER_STEP},
+        "steps": STEPS,
+        "attach_grace_s": 0.2,
+    }
+    shm = tmp_path / "shm"
+    shm.mkdir(exist_ok=True)
+    ranks = TellingRanks(tmp_path / "weights", shm)
+    given = parse_config(LearnerConfig, values, where="test")
+    async with (
+        run_dumps(tmp_path, setup) as dumps,
+        learner(tmp_path, given, ranks, dumps=dumps) as running,
+    ):
+        ranks.before_step = dumps.finish
         await asyncio.wait_for(running.task, 90)
     return dumps, ranks
 

@@ -113,3 +113,14 @@ def serious_violations(page: Page, **options: Any) -> list[str]:
         for each in result["violations"]
         if each["impact"] in ("serious", "critical")
     ]
+
+
+def numbers_shown(page: Page, index: int) -> dict[str, str]:
+    """Point at a token, and read its tooltip."""
+    page.locator(f".t[data-i='{index}']").hover()
+    page.wait_for_function(
+        "i => document.getElementById('token-card').dataset.i === String(i)", arg=index
+    )
+    card = page.locator("#token-card")
+    terms, details = card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts()
+    return dict(zip(terms, details, strict=True))

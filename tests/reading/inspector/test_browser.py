@@ -33,6 +33,7 @@ from tests.reading.inspector.served_pages import (
     AXE,
     ServedPages,
     WatchedPage,
+    numbers_shown,
     serious_violations,
     serving,
     watched_page,
@@ -67,17 +68,6 @@ def test_three_clicks_lead_to_the_worst_attempt_of_the_last_step(
         *("Calls", "find_hotels", "city", "Rome", "nights", "2")
     ]
     assert watched.troubles == []
-
-
-def numbers_shown(page: Page, index: int) -> dict[str, str]:
-    """Point at a token, and read its tooltip."""
-    page.locator(f".t[data-i='{index}']").hover()
-    page.wait_for_function(
-        "i => document.getElementById('token-card').dataset.i === String(i)", arg=index
-    )
-    card = page.locator("#token-card")
-    terms, details = card.locator("dt").all_inner_texts(), card.locator("dd").all_inner_texts()
-    return dict(zip(terms, details, strict=True))
 
 
 def test_the_numbers_of_a_token_are_those_of_the_journal_and_the_trainer(

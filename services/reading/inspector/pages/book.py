@@ -6,6 +6,7 @@ from typing import Any
 
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.eval_groups import MAIN_SET
+from services.common.episodes.imitated_attempts import imitating_step
 from services.common.text.parsing import as_object
 from services.reading.analysis.analysis_files import analysis_page
 from services.reading.inspector.pages.charts import WIDTH, Chart, draw_chart
@@ -15,6 +16,7 @@ from services.reading.inspector.pages.messages import attempt_facts, shown_messa
 from services.reading.inspector.pages.page import Crumb, Page, embed
 from services.reading.inspector.pages.token_data import MOST_TOKENS, token_data
 from services.reading.inspector.queries.episodes import Episode
+from services.reading.inspector.queries.imitated_steps import read_imitated
 from services.reading.inspector.queries.live_board import read_live_board
 from services.reading.inspector.queries.run_folders import (
     NotFoundError,
@@ -25,6 +27,7 @@ from services.reading.inspector.queries.run_library import RunLibrary
 from services.reading.inspector.queries.step_pages import (
     STEPS_PER_PAGE,
     EvalCard,
+    StepCard,
     list_evals,
     list_steps,
     read_eval,
@@ -39,6 +42,8 @@ STEP_METRICS = (
     ("reward/variance_per_prompt", "variance"),
     ("policy/entropy", "entropy"),
     ("mismatch/kl_train_infer", "KL engine/trainer"),
+    ("sft/loss", "loss"),
+    ("sft/heldout_loss", "held-out loss"),
     ("policy/grad_norm", "gradient norm"),
 )
 ROWS_PER_TABLE = 500
@@ -64,9 +69,7 @@ class PageBook:
             steps, evals = list_steps(db)[:12], list_evals(db)
         values = {
             "card": describe_run(run.folder),
-            "steps": steps,
-            "step_metrics": STEP_METRICS,
-            "metrics": self._step_metrics(run_id, [each.step for each in steps]),
+            **self._steps_table(run_id, steps),
             "evals": evals,
             "board": read_live_board(run.folder),
             "newest": run.metrics.newest(),
@@ -96,9 +99,7 @@ class PageBook:
             steps = list_steps(db, before=before)
         more = len(steps) == STEPS_PER_PAGE
         values = {
-            "steps": steps,
-            "step_metrics": STEP_METRICS,
-            "metrics": self._step_metrics(run_id, [each.step for each in steps]),
+            **self._steps_table(run_id, steps),
             "older": self._links.steps(run_id, steps[-1].step) if more else "",
         }
         return Page("steps.html", f"Steps of {run_id}", self._below(run_id, values))
@@ -110,7 +111,10 @@ class PageBook:
             found = read_step(db, step, page)
         metrics = self._step_metrics(run_id, [step])[step]
         numbers = [(label, metrics[name]) for name, label in STEP_METRICS if name in metrics]
-        values = {"found": found, "groups": found.trained, "numbers": numbers}
+        values: dict[str, Any] = {"found": found, "groups": found.trained, "numbers": numbers}
+        if not found.attempts:
+            values["imitated"] = read_imitated(run.folder, step).sequences
+            return Page("imitated_step.html", f"Step {step}", self._below(run_id, values))
         return Page("step.html", f"Step {step}", self._below(run_id, values))
 
     def eval(self, run_id: str, eval_id: str, page: int = 1) -> Page:
@@ -124,7 +128,7 @@ class PageBook:
     def episode(self, run_id: str, key: AttemptKey) -> Episode:
         """Read an attempt, and have the journal keep it while it is shown."""
         run = self._library.open(run_id)
-        if not self._inline:
+        if not self._inline and imitating_step(key.group_id) is None:
             run.holds.hold(key.group_id)
         return run.shelf.read(key)
 
@@ -205,6 +209,14 @@ class PageBook:
         rewards = read_curve(self._library, run_id, DEFAULT_METRIC, WIDTH // 2)
         trained = list(zip(rewards.steps, rewards.values, strict=True))
         return draw_chart({"held-out pass@1": passed, "training reward": trained}, intervals)
+
+    def _steps_table(self, run_id: str, steps: Sequence[StepCard]) -> dict[str, Any]:
+        """Return steps with the metrics that any of them has: imitation and reinforcement learning
+        have others."""
+        metrics = self._step_metrics(run_id, [each.step for each in steps])
+        known = {name for values in metrics.values() for name in values}
+        shown = [pair for pair in STEP_METRICS if pair[0] in known]
+        return {"steps": steps, "metrics": metrics, "step_metrics": shown or STEP_METRICS[:1]}
 
     def _step_metrics(self, run_id: str, steps: Sequence[int]) -> dict[int, dict[str, float]]:
         metrics = self._library.open(run_id).metrics

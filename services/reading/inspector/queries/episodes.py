@@ -16,6 +16,7 @@ from services.common.domain.trajectory import Media, Trajectory
 from services.common.domain.trajectory import Sequence as Sampled
 from services.common.episodes.episode_rows import message_rows
 from services.common.episodes.episode_text import Decode, SequenceText, read_episode
+from services.common.episodes.imitated_attempts import imitating_step
 from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.token_stats import (
@@ -33,6 +34,7 @@ from services.common.run_folder.trajectory_tables import (
 )
 from services.common.text.parsing import as_object
 from services.reading.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
+from services.reading.inspector.queries.imitated_steps import read_imitated
 from services.reading.inspector.queries.run_folders import NotFoundError, read_journal
 from services.reading.inspector.queries.token_tracks import TokenTrack, make_track
 
@@ -97,7 +99,11 @@ class EpisodeShelf:
         )
 
     def read(self, key: AttemptKey) -> Episode:
-        """Read an attempt. Raises NotFoundError."""
+        """Read an attempt, or a sequence that a step imitated. Raises NotFoundError."""
+        step = imitating_step(key.group_id)
+        if step is not None:
+            group, found = read_imitated(self._folder, step).find(key)
+            return self._build(found.row, group, found.trajectory, b"", pruned=False)
         with read_journal(self._folder) as db:
             groups = group_rows(db, [key.group_id])
             group = with_tries(db, groups[0]) if groups else None

@@ -69,8 +69,10 @@
   }
   const BINS = {
     logprob(i) {
-      const level = above(-data.logprobs[i], LOGPROB);
-      return Number.isNaN(data.logprobs[i]) ? "o" : level ? "s" + level : "";
+      // Demonstrations were sampled by nobody: theirs is the trainer's.
+      const value = Number.isNaN(data.logprobs[i]) ? data.trainer[i] : data.logprobs[i];
+      const level = above(-value, LOGPROB);
+      return Number.isNaN(value) ? "o" : level ? "s" + level : "";
     },
     difference: (i) => Number.isNaN(difference(i)) ? "o" : signed(difference(i), DIFFERENCE),
     advantage: (i) => Number.isNaN(data.advantages[i]) ? "o" : signed(data.advantages[i], ADVANTAGE),
