@@ -90,9 +90,10 @@ async def test_what_the_journal_pruned_comes_from_its_dump_token_by_token(tmp_pa
     key = AttemptKey("g000000r0", 0, 0)
     [sequence] = run.trajectories[key].sequences
     spans = [[span.author, span.length, None, span.temperature] for span in sequence.spans]
+    numbers = {"token_ids": sequence.token_ids.tolist(), "logprobs": sequence.logprobs.tolist()}
     row = {
         **{"group_id": key.group_id, "attempt_index": 0, "attempt_try": 0},
-        "sequences": [{"token_ids": sequence.token_ids.tolist(), "spans": spans, "pictures": []}],
+        "sequences": [{**numbers, "spans": spans, "pictures": []}],
     }
     rollouts_path(run.folder, 1).parent.mkdir()
     rollouts_path(run.folder, 1).write_text(json.dumps(row) + "\n")

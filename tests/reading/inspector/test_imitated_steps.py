@@ -64,7 +64,8 @@ def test_the_page_of_a_step_leads_to_the_numbers_of_each_imitated_token(
         found = serious_violations(page) if AXE.exists() else []
         row.get_by_role("link").click()
         page.wait_for_selector("#token-view[data-ready]")
-        assert page.locator("#track .t[data-b^='s']").count() > 0, "coloured by the trainer's logprob"
+        # Coloured by the trainer's logprob.
+        assert page.locator("#track .t[data-b^='s']").count() > 0
         at = int(np.flatnonzero(wanted.trained)[2])
         shown = numbers_shown(page, at)
         assert np.float32(shown["trainer's logprob"]) == numbers[2]
