@@ -41,6 +41,8 @@ _FIX = "docs/models.md lists the dialect of each family of models, and what is r
 async def probe_dialect(context: RunContext) -> list[Finding]:
     """Rehearse the dialect before an engine is loaded anywhere: `--check-config` does so for a
     model in a folder alone."""
+    if ROLLOUT not in context.plan.services:
+        raise NotApplicableError("the run plays no episode")
     dialect = context.get_section(ROLLOUT)["dialect"]
     policy = context.shared.policy
     if policy.trust_remote_code and not await asyncio.to_thread(Path(policy.model).is_dir):

@@ -19,7 +19,7 @@ from services.launcher.doctor.memory_estimate import (
 from services.launcher.doctor.model_size import ModelSize
 from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.state import LEARNER
+from services.launcher.state import LEARNER, ROLLOUT
 
 
 async def probe_disk(context: RunContext) -> list[Finding]:
@@ -28,7 +28,8 @@ async def probe_disk(context: RunContext) -> list[Finding]:
     model = await measure_policy(context)
     section, policy = context.get_section(LEARNER), context.shared.policy
     kept = checkpoint_bytes(model, policy, section)
-    shared = weight_slot_bytes(model, policy, section)
+    # Without an engine, nothing is published.
+    shared = weight_slot_bytes(model, policy, section) if ROLLOUT in context.plan.services else 0
     keep = section["checkpoint"]["keep"]
     sizes = ok(
         f"checkpoints take {format_gib(kept)} ({keep} kept), weights in /dev/shm"

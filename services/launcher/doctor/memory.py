@@ -24,7 +24,7 @@ from services.launcher.doctor.memory_estimate import (
 from services.launcher.doctor.policy_files import measure_policy
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.doctor.run_context import RunContext
-from services.launcher.state import LEARNER, ROLLOUT, SERVICES
+from services.launcher.state import LEARNER, ROLLOUT
 
 _SMALLER = (
     "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
@@ -59,7 +59,12 @@ async def measure_needs(context: RunContext) -> MemoryNeeds:
     if context.plan.uses_tinker:
         raise NotApplicableError("the weights are at the Tinker service, none are here")
     model = await measure_policy(context)
-    learner, rollout = context.get_section(LEARNER), context.get_section(ROLLOUT)
+    learner, policy = context.get_section(LEARNER), context.shared.policy
+    trainer = estimate_trainer(model, policy, learner)
+    if ROLLOUT not in context.plan.services:
+        # Nothing is published, so nothing is in shared memory.
+        return MemoryNeeds(model.parameters, trainer, None, 0)
+    rollout = context.get_section(ROLLOUT)
     if context.backend != "local" and not context.gpus:
         # An engine spans as many machines as its replica gets.
         nodes = max(
@@ -68,9 +73,9 @@ async def measure_needs(context: RunContext) -> MemoryNeeds:
         rollout = {**rollout, "engine": {**rollout["engine"], "nodes": nodes}}
     return MemoryNeeds(
         model.parameters,
-        estimate_trainer(model, context.shared.policy, learner),
-        estimate_engine(model, context.shared.policy, rollout),
-        weight_slot_bytes(model, context.shared.policy, learner),
+        trainer,
+        estimate_engine(model, policy, rollout),
+        weight_slot_bytes(model, policy, learner),
     )
 
 
@@ -85,7 +90,7 @@ async def _list_gpu_memory() -> Sequence[int]:
 
 def _check_here(needs: MemoryNeeds, replicas: int, gpus: Sequence[int]) -> Iterator[Finding]:
     trainer, engine, memory = needs.trainer, needs.engine, psutil.virtual_memory()
-    host = trainer.host + replicas * engine.host + needs.shared
+    host = trainer.host + needs.shared + (replicas * engine.host if engine else 0)
     takes = f"the run takes {format_gib(host)} of memory"
     if host > memory.total:
         # An estimate may be wrong: only certain sizes refuse a run.
@@ -95,7 +100,7 @@ def _check_here(needs: MemoryNeeds, replicas: int, gpus: Sequence[int]) -> Itera
         free = format_gib(memory.available)
         yield warn(f"{takes}, {free} are free now", "end other processes here")
     keys = ["learner.rank.device"] if trainer.gpus else []
-    keys += ["rollout.engine.device"] if engine.gpus else []
+    keys += ["rollout.engine.device"] if engine and engine.gpus else []
     if keys and not gpus:
         cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
         yield fail(f"{' and '.join(keys)} require a GPU, and there is none here", cpu)
@@ -110,13 +115,14 @@ def _check_gpus(
     smallest, there, name = min(gpus), len(gpus), f"a GPU of {where}"
     each, replicas = config.gpu_counts(), config.replica_counts()
     yield from check_trainer_gpu(needs.trainer, smallest, name)
-    yield from check_engine_gpu(needs.engine, smallest, name)
+    if needs.engine is not None:
+        yield from check_engine_gpu(needs.engine, smallest, name)
     if not (each[LEARNER] or each[ROLLOUT]):
         yield from check_shared_gpu(needs, smallest, name)
-    for service, part in ((LEARNER, needs.trainer), (ROLLOUT, needs.engine)):
+    for service, part in _parts_of(needs).items():
         given = f"launcher.{service}.gpus gives" if each[service] else f"{where} has"
         yield from _check_number(service, part, each[service] or there, given)
-    assigned = sum(each[service] * replicas[service] for service in SERVICES)
+    assigned = sum(each[service] * replicas[service] for service in _parts_of(needs))
     if assigned > there:
         what = f"launcher.SERVICE.gpus come to {assigned} for all replicas, {where} has {there}"
         yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
@@ -124,16 +130,23 @@ def _check_gpus(
 
 def _check_candidates(context: RunContext, needs: MemoryNeeds) -> Iterator[Finding]:
     """Check, for each service, that at least one of its candidates is large enough."""
-    for service in (LEARNER, ROLLOUT):
+    for service, part in _parts_of(needs).items():
         rooms = list_capacities(context.plan.config.sky, service, context.sky_home)
-        judged = [list(_check_candidate(service, room, needs)) for room in rooms]
+        judged = [list(_check_candidate(service, room, part)) for room in rooms]
         for finding in (finding for found in judged for finding in found):
             yield finding if all(judged) else Finding(Status.WARN, finding.detail)
 
 
-def _check_candidate(service: str, room: MachineCapacity, needs: MemoryNeeds) -> Iterator[Finding]:
+def _parts_of(needs: MemoryNeeds) -> dict[str, TrainerMemory | EngineMemory]:
+    """Return what each service with a policy needs."""
+    engine = {} if needs.engine is None else {ROLLOUT: needs.engine}
+    return {LEARNER: needs.trainer, **engine}
+
+
+def _check_candidate(
+    service: str, room: MachineCapacity, part: TrainerMemory | EngineMemory
+) -> Iterator[Finding]:
     """Yield the shortages of one candidate; nothing if its size is unknown."""
-    part = needs.trainer if service == LEARNER else needs.engine
     where = f"{service}: {room.name}"
     if room.memory and part.host > room.memory:
         what = f"{where} has {format_gib(room.memory)} of memory for {format_gib(part.host)}"
@@ -142,10 +155,10 @@ def _check_candidate(service: str, room: MachineCapacity, needs: MemoryNeeds) ->
         yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
     if room.gpus:
         yield from _check_number(service, part, room.gpus, f"{where} has")
-    if room.gpu_memory and service == LEARNER:
-        yield from check_trainer_gpu(needs.trainer, room.gpu_memory, where)
-    elif room.gpu_memory:
-        yield from check_engine_gpu(needs.engine, room.gpu_memory, where)
+    if room.gpu_memory and isinstance(part, TrainerMemory):
+        yield from check_trainer_gpu(part, room.gpu_memory, where)
+    if room.gpu_memory and isinstance(part, EngineMemory):
+        yield from check_engine_gpu(part, room.gpu_memory, where)
 
 
 def _check_number(
@@ -189,6 +202,8 @@ def check_engine_gpu(engine: EngineMemory, size: int, where: str) -> Iterator[Fi
 def check_shared_gpu(needs: MemoryNeeds, size: int, where: str) -> Iterator[Finding]:
     """Yield a finding where a rank does not fit beside an engine, on the same GPU."""
     engine, trainer = needs.engine, needs.trainer
+    if engine is None:
+        return
     left = size - int(engine.share * size)
     # A rank that is too large alone gets another finding.
     if engine.gpus and left < trainer.device <= size:

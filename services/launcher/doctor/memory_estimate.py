@@ -274,7 +274,8 @@ class MemoryNeeds(NamedTuple):
 
     parameters: int
     trainer: TrainerMemory
-    engine: EngineMemory
+    # None: the run plays no episode.
+    engine: EngineMemory | None
     # In /dev/shm.
     shared: int
 
@@ -293,9 +294,12 @@ def describe_needs(needs: MemoryNeeds) -> str:
     else:
         estimated = f"{format_gib(trainer.host_estimate)} of it estimated activations"
         learner = f"{format_gib(trainer.host)} of memory ({estimated})"
+    described = f"{needs.parameters / 1e9:.2f} B parameters; learner {learner}"
+    if engine is None:
+        return described
     pictures = f", {format_gib(engine.pictures)} for pictures" if engine.pictures else ""
     return (
-        f"{needs.parameters / 1e9:.2f} B parameters; learner {learner}, rollout"
+        f"{described}, rollout"
         f" {format_gib(engine.weights)} of weights{pictures} and {format_gib(engine.sequence)} of"
         f" KV a sequence at up to {engine.max_num_seqs} sequences"
     )

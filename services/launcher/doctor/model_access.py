@@ -30,7 +30,7 @@ RESOLVE_LIMIT_S = 60.0
 
 async def probe_model(context: RunContext) -> list[Finding]:
     policy = context.shared.policy
-    for service in (LEARNER, ROLLOUT):
+    for service in context.policy_services:
         # Other implementations may not use a policy.
         context.get_section(service)
     if is_made_later(context, policy.model):
@@ -68,7 +68,7 @@ def _check_room(context: RunContext, found: HubModel) -> Iterator[Finding]:
             )
             yield fail(what, "free some, or set HF_HOME to a folder on a larger disk")
         return
-    for service in (LEARNER, ROLLOUT):
+    for service in context.policy_services:
         rooms = list(list_capacities(context.plan.config.sky, service, context.sky_home))
         small = [room for room in rooms if room.disk < found.size]
         if small:

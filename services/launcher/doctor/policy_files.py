@@ -23,7 +23,7 @@ from services.launcher.doctor.model_size import (
 from services.launcher.doctor.probe_process import ScriptError, run_command, run_script
 from services.launcher.doctor.run_context import RunContext, is_made_later
 from services.launcher.security.service_variables import HUB_TOKEN
-from services.launcher.state import LEARNER, ROLLOUT
+from services.launcher.state import ROLLOUT
 
 # Prints the number of parameters.
 _COUNT = """
@@ -56,7 +56,7 @@ async def fetch_policy_folder(context: RunContext) -> Path:
     """Return a folder with the policy's configuration and tokenizer; a model on the hub is
     downloaded without its weights. Raises NoPolicyError, NotApplicableError."""
     policy = context.shared.policy
-    for service in (LEARNER, ROLLOUT):
+    for service in context.policy_services:
         # Other implementations may not use a policy.
         context.get_section(service)
     if is_made_later(context, policy.model):
@@ -93,8 +93,8 @@ async def _count_built(context: RunContext, folder: Path) -> int:
 def reads_text_alone(context: RunContext) -> bool:
     """Return whether tokenizer and chat template need no torch: the model's own code and vLLM's
     parsers may."""
-    dialect = context.get_section(ROLLOUT)["dialect"]
-    return not (context.shared.policy.trust_remote_code or dialect["parser"])
+    dialect = context.sections.get(ROLLOUT, {}).get("dialect", {})
+    return not (context.shared.policy.trust_remote_code or dialect.get("parser"))
 
 
 async def look_up_policy(context: RunContext) -> HubModel:

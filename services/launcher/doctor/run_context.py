@@ -22,7 +22,7 @@ from services.launcher.doctor.findings import (
 )
 from services.launcher.doctor.probe_process import run_command
 from services.launcher.run_spec import RunSpec
-from services.launcher.state import RunMode
+from services.launcher.state import LEARNER, ROLLOUT, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,11 @@ class RunContext:
     @property
     def backend(self) -> str:
         return self.plan.config.backend
+
+    @property
+    def policy_services(self) -> tuple[str, ...]:
+        """The services of the run that hold the policy."""
+        return tuple(each for each in (LEARNER, ROLLOUT) if each in self.plan.services)
 
     @property
     def sky_home(self) -> Path:

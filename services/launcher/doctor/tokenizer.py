@@ -34,11 +34,17 @@ async def probe_tokenizer(context: RunContext) -> list[Finding]:
     question = {
         "folder": str(folder),
         "chat_template": digests.chat_template.hex(),
-        "replaced": bool(context.get_section(ROLLOUT)["dialect"]["chat_template"]),
+        "replaced": _replaces_template(context),
     }
     loaded = await run_probe_module(python, module, question, context.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*findings, *(bad or loaded)]
+
+
+def _replaces_template(context: RunContext) -> bool:
+    if ROLLOUT not in context.plan.services:
+        return False
+    return bool(context.get_section(ROLLOUT)["dialect"]["chat_template"])
 
 
 def _check_second_template(folder: Path) -> list[Finding]:

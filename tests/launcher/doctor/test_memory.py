@@ -106,6 +106,20 @@ async def test_a_policy_too_large_for_memory_disk_and_shared_memory_is_refused(
     check(disk, Status.FAIL, "weights in /dev/shm take", "mount -o remount,size=")
 
 
+async def test_a_run_that_imitates_and_plays_nothing_needs_what_its_learner_takes(
+    policy: Path, tmp_path: Path
+) -> None:
+    given = spec(policy, tmp_path / "none.json")
+    learner = {"objective": "sft", "steps": 1, "sft": {"data": "d.npz", "sequences_per_step": 1}}
+    about = subject({**given, "learner": learner}, tmp_path)
+    found = await probed("memory", about)
+    check(found, Status.OK, "B parameters; learner")
+    assert "rollout" not in str(found)
+    check(await probed("disk", about), Status.OK, "checkpoints take", "weights in /dev/shm 0.0 MiB")
+    check(await probed("tokenizer", about), Status.OK, "digest")
+    check(await probed("dialect", about), Status.SKIPPED, "the run plays no episode")
+
+
 async def test_a_gpu_that_is_not_there_is_named(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
