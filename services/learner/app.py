@@ -29,10 +29,17 @@ from services.learner.imitation.demonstration_set import (
     load_demonstrations,
     refuse_imitated_tasks,
 )
-from services.learner.imitation.imitation_loop import build_imitation_loop
+from services.learner.imitation.imitation_loop import ImitationLoop, build_imitation_loop
+from services.learner.imitation.warm_start import WarmStartLoop, build_warm_start_loop
 from services.learner.journal.store import Journal, open_journal
 from services.learner.ranks.cluster import dismissed_at_end
-from services.learner.run.assembly import RunState, build_run_state, build_train_loop
+from services.learner.run.assembly import (
+    RunState,
+    build_run_state,
+    build_stages,
+    make_train_loop,
+    open_record,
+)
 from services.learner.run.prometheus import make_metrics_exporter
 from services.learner.run.resume_checks import (
     check_data_are_the_same,
@@ -48,6 +55,7 @@ from services.learner.run.resume_checks import (
 )
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
+from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import ModelInfo
 
@@ -104,8 +112,9 @@ async def _find_demonstrations(
     eval_sets: Sequence[EvalSet],
 ) -> DemonstrationSet | None:
     """Load what the run imitates; None if it does not. Raises ConfigError."""
-    config = runtime.config.sft
+    config = runtime.config.imitation
     if config is None:
+        await check_demonstrations_are_the_same(journal, {})
         return None
     shared, tokenizer = runtime.shared, vendors.tokenizer
     found = await asyncio.to_thread(load_demonstrations, config, shared, tokenizer)
@@ -126,11 +135,7 @@ async def _serve_and_train(
     runtime.watchdog.limit_s = runtime.config.stall_s
     limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
 
-    parts = (runtime, vendors, state, eval_sets)
-    if demonstrations is None:
-        loop = await build_train_loop(*parts)
-    else:
-        loop = await build_imitation_loop(*parts, demonstrations)
+    loop = await _build_loop(runtime, vendors, state, eval_sets, demonstrations)
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:
@@ -151,6 +156,23 @@ async def _serve_and_train(
             await state.dispatcher.stop_leasing()
             state.broadcast.close()
             await state.checkpoints.close()
+
+
+async def _build_loop(
+    runtime: Runtime[LearnerConfig],
+    vendors: LearnerDependencies,
+    state: RunState,
+    eval_sets: Sequence[EvalSet],
+    demonstrations: DemonstrationSet | None,
+) -> TrainLoop | ImitationLoop | WarmStartLoop:
+    parts = (runtime, vendors, state, eval_sets)
+    if demonstrations is None:
+        record = await open_record(*parts)
+        stages = build_stages(*parts, record)
+        return make_train_loop(runtime.config, state, stages, record)
+    if runtime.config.objective == "rl":
+        return await build_warm_start_loop(*parts, demonstrations)
+    return await build_imitation_loop(*parts, demonstrations)
 
 
 def _build_server(

@@ -168,7 +168,7 @@ class ModelInfo:
     # Step of the parameters in memory: 0, or that of the checkpoint.
     step: int
     # Fingerprint that a publication of the first policy would have, if that policy is the KL
-    # reference or the base of adapters.
+    # reference, which it is not after a warm start, or the base of adapters.
     reference: bytes | None = None
     # Set if the model's engines report the experts that they choose.
     experts: ExpertShape | None = None

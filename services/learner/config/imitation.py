@@ -1,8 +1,8 @@
-"""Imitation of demonstrations: `[learner.sft]`, and what a spec with `learner.objective = "sft"`
+"""Imitation of demonstrations: `[learner.sft]` and `[learner.warm_start]`, and what specs with them
 cannot ask for. Pure."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from services.learner.config.learner import LearnerConfig
 
 
-class SftConfig(ConfigModel):
-    """Supervised fine-tuning: what is imitated, and in what portions."""
+class ImitationConfig(ConfigModel):
+    """What is imitated, and in what portions."""
+
+    # The table of the spec that it is.
+    table: ClassVar[str]
 
     # A file of demonstrations, as `flotilla sft` writes.
     data: str = Field(min_length=1)
@@ -30,6 +33,22 @@ class SftConfig(ConfigModel):
     heldout: float = Field(default=0.0, ge=0, lt=1)
     # Steps between the scores of those; the last step is always followed by one.
     heldout_every: Steps = 10
+
+
+class SftConfig(ImitationConfig):
+    """Supervised fine-tuning, the whole of a run: `learner.steps` steps."""
+
+    table: ClassVar[str] = "learner.sft"
+
+
+class WarmStartConfig(ImitationConfig):
+    """Supervised fine-tuning at the start of a run that then learns from attempts."""
+
+    table: ClassVar[str] = "learner.warm_start"
+    # Optimizer steps, before the `learner.steps` of reinforcement learning.
+    steps: Steps
+    # Learning rate of these steps; absent: that of `[learner.optimizer]`.
+    lr: float | None = Field(default=None, gt=0, le=1)
 
 
 # Keys of `[learner]` that only groups of attempts give a meaning.
@@ -61,9 +80,15 @@ def check_imitation(config: "LearnerConfig", policy: PolicyConfig) -> None:
         )
 
 
+def check_warm_start(config: "LearnerConfig", policy: PolicyConfig) -> None:
+    """Raise ConfigError with everything that a warm start does not work with."""
+    if problems := [*_find_unimitated(config, policy)]:
+        head = "learner.warm_start does not work with this spec:"
+        raise ConfigError("\n  ".join([head, *problems]))
+
+
 def _find_problems(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[str]:
-    if config.engine != "ranks":
-        yield 'learner.engine: imitation is trained by own ranks only; set it to "ranks"'
+    yield from _find_unimitated(config, policy)
     for key in given_keys(config):
         if key == "guard" and given_keys(config.guard) in ([], ["mode"]):
             continue
@@ -72,6 +97,12 @@ def _find_problems(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[st
     for key in given_keys(config.algorithm):
         if key not in _SHARED:
             yield f"learner.algorithm.{key}: it is of reinforcement learning; leave it out"
+
+
+def _find_unimitated(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[str]:
+    """Find what steps that imitate cannot do, whatever follows them."""
+    if config.engine != "ranks":
+        yield 'learner.engine: imitation is trained by own ranks only; set it to "ranks"'
     if policy.vision is not None:
         yield "policy.vision: demonstrations with pictures are not trained on yet; leave it out"
     if policy.routing_replay != "off":

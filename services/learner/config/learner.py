@@ -14,7 +14,13 @@ from services.learner.config.algorithm import BEYOND_REWARDS, AlgorithmConfig
 from services.learner.config.dumps import DumpsConfig
 from services.learner.config.guard import GuardConfig
 from services.learner.config.hosted import check_hosted
-from services.learner.config.imitation import SftConfig, check_imitation
+from services.learner.config.imitation import (
+    ImitationConfig,
+    SftConfig,
+    WarmStartConfig,
+    check_imitation,
+    check_warm_start,
+)
 from services.learner.config.lora import LoraConfig
 from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
@@ -198,12 +204,14 @@ class LearnerConfig(ServiceConfig):
     # `rl` trains on attempts that engines sample; `sft` imitates the demonstrations of `[sft]`.
     objective: Literal["rl", "sft"] = "rl"
     sft: SftConfig | None = None
+    # Imitate demonstrations first, then train as `rl` does; absent: no such steps.
+    warm_start: WarmStartConfig | None = None
     # A task file: a JSON array or an object with the key `tasks`. This key, `groups_per_step` and
     # `group_size` have no default, but are absent with objective "sft".
     tasks: str = ""
     # The manifest of `flotilla data prepare` that the tasks must be from; absent: any tasks.
     data: str | None = Field(default=None, min_length=1)
-    # Optimizer steps of the whole run.
+    # Optimizer steps, beside those of a warm start.
     steps: Steps
     groups_per_step: Count = 0
     # Attempts at each task, sampled together.
@@ -257,6 +265,11 @@ class LearnerConfig(ServiceConfig):
         if self.objective == "sft":
             if self.sft is None:
                 raise ValueError("sft: missing; its key `data` names the file of demonstrations")
+            if self.warm_start is not None:
+                raise ValueError(
+                    'warm_start: with learner.objective = "sft" all steps imitate; leave it out, or'
+                    " leave learner.objective and learner.sft out"
+                )
             return self
         needed = ("tasks", "groups_per_step", "group_size")
         if lacking := [key for key in needed if key not in self.model_fields_set]:
@@ -294,7 +307,32 @@ class LearnerConfig(ServiceConfig):
             return self
         return self.model_copy(update={"guard": self.guard.model_copy(update={"mode": "off"})})
 
+    @property
+    def imitation(self) -> ImitationConfig | None:
+        """What the run imitates, in all of its steps or in the first ones."""
+        return self.sft or self.warm_start
+
+    @property
+    def warm_steps(self) -> int:
+        """Steps of the warm start, which have the numbers 1 to this."""
+        return 0 if self.warm_start is None else self.warm_start.steps
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run, those of a warm start included."""
+        return self.warm_steps + self.steps
+
+    def evaluates_during(self, version: int) -> bool:
+        """Return True if sets with `during` evaluate this version: that which a warm start ends
+        with, and after it every `eval.every` steps before the last."""
+        done, every = version - self.warm_steps, self.eval.every
+        if version == 0 or not 0 <= done < self.steps:
+            return False
+        return done == 0 or (every > 0 and done % every == 0)
+
     def check(self, shared: SharedConfig) -> None:
+        if self.warm_start is not None:
+            check_warm_start(self, shared.policy)
         if self.objective == "sft":
             check_imitation(self, shared.policy)
         elif self.engine == "tinker":

@@ -19,18 +19,18 @@ from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import SharedConfig
 from services.common.telemetry.log import get_logger
 from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.config.imitation import SftConfig
+from services.learner.config.imitation import ImitationConfig, WarmStartConfig
 from services.learner.sampling.eval_sets import EvalSet
 from services.learner.types import TrainBatch, TrainSequence
 
-_KEY = "learner.sft.data"
 _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationSet:
     """Sequences that a run trains on, and those that it only scores, of the file at `path`, none
-    with more than `longest` tokens. `origin` is everything that decides which they are, by key."""
+    with more than `longest` tokens. `origin` is everything that decides which they are and which
+    steps train on them, by key; the file's own is `key`."""
 
     path: str
     sha256: str
@@ -38,49 +38,54 @@ class DemonstrationSet:
     trained: tuple[Demonstration, ...]
     heldout: tuple[Demonstration, ...]
     origin: dict[str, Any]
+    key: str
 
     def check_vocabulary(self, size: int) -> None:
         """Raise ConfigError for ids that the model does not have."""
         largest = max(int(each.token_ids.max()) for each in (*self.trained, *self.heldout))
         if largest >= size:
             raise ConfigError(
-                f"{_KEY}: it has token id {largest}, but policy.model has only {size}; use"
+                f"{self.key}: it has token id {largest}, but policy.model has only {size}; use"
                 " demonstrations of this model"
             )
 
 
 def load_demonstrations(
-    config: SftConfig, shared: SharedConfig, tokenizer: TokenizerDigests
+    config: ImitationConfig, shared: SharedConfig, tokenizer: TokenizerDigests
 ) -> DemonstrationSet:
     """Load what a run imitates. Raises ConfigError, also for ids of another tokenizer."""
+    key = f"{config.table}.data"
     try:
         file = read_demonstrations(Path(config.data))
     except DemonstrationsError as error:
-        raise ConfigError(f"{_KEY}: {error}") from error
-    _check_tokenizer(config.data, file.head, tokenizer)
+        raise ConfigError(f"{key}: {error}") from error
+    _check_tokenizer(key, config.data, file.head, tokenizer)
     longest = shared.policy.max_model_len
     fitting = _fit(file.sequences, longest, cut=config.too_long == "cut")
-    trained, heldout = _hold_out(fitting, config.heldout, shared.seed)
+    trained, heldout = _hold_out(fitting, config, shared.seed)
     if len(trained) < config.sequences_per_step:
         raise ConfigError(
-            f"learner.sft.sequences_per_step: {config.sequences_per_step}, but {config.data} has"
+            f"{config.table}.sequences_per_step: {config.sequences_per_step}, but {config.data} has"
             f" only {len(trained)} sequences to train on; lower it, or collect more"
         )
     sizes = {"trained": len(trained), "heldout": len(heldout)}
     tokens = sum(int(each.trained.sum()) for each in trained)
     _log.info("demonstrations", source=file.head.source, trained_tokens=tokens, **sizes)
-    settings = config.model_dump(include={"sequences_per_step", "too_long", "heldout"})
-    origin = {f"learner.sft.{key}": value for key, value in settings.items()}
-    also = {_KEY: file.sha256, "policy.max_model_len": longest, "seed": shared.seed}
+    names = {"sequences_per_step", "too_long", "heldout"}
+    # Steps after those of a warm start train on other things.
+    names |= {"steps"} if isinstance(config, WarmStartConfig) else set()
+    settings = config.model_dump(include=names)
+    origin = {f"{config.table}.{name}": value for name, value in settings.items()}
+    also = {key: file.sha256, "policy.max_model_len": longest, "seed": shared.seed}
     return DemonstrationSet(
-        *(config.data, file.sha256, longest), trained, heldout, {**also, **origin}
+        *(config.data, file.sha256, longest), trained, heldout, {**also, **origin}, key
     )
 
 
-def _check_tokenizer(path: str, head: DemonstrationHead, own: TokenizerDigests) -> None:
+def _check_tokenizer(key: str, path: str, head: DemonstrationHead, own: TokenizerDigests) -> None:
     if head.tokenizer != own.whole.hex():
         raise ConfigError(
-            f"{_KEY}: {path} has token ids of another tokenizer or chat template"
+            f"{key}: {path} has token ids of another tokenizer or chat template"
             f" ({head.tokenizer[:12]}, of {head.source}) than policy.model"
             f" ({own.whole.hex()[:12]}), so they mean something else here; imitate a run of a model"
             " with this tokenizer"
@@ -139,10 +144,11 @@ def _fit(sequences: Sequence[Demonstration], longest: int, *, cut: bool) -> list
 
 
 def _hold_out(
-    sequences: Sequence[Demonstration], share: float, seed: int
+    sequences: Sequence[Demonstration], config: ImitationConfig, seed: int
 ) -> tuple[tuple[Demonstration, ...], tuple[Demonstration, ...]]:
-    """Return the sequences to train on, and those of whole tasks that have at least this share of
-    the episodes. Raises ConfigError if there is only one task."""
+    """Return the sequences to train on, and those of whole tasks that have at least the share of
+    the episodes to hold out. Raises ConfigError if there is only one task."""
+    share = config.heldout
     if share == 0:
         return tuple(sequences), ()
     episodes = {(each.source, each.key): each.task_key for each in sequences}
@@ -150,8 +156,8 @@ def _hold_out(
     order = sorted(sizes, key=lambda task: hashlib.sha256(f"{seed}/{task}".encode()).digest())
     if len(order) < 2:
         raise ConfigError(
-            "learner.sft.heldout: the demonstrations are all of one task, so none can be held out;"
-            " leave it out, or collect demonstrations of other tasks"
+            f"{config.table}.heldout: the demonstrations are all of one task, so none can be held"
+            " out; leave it out, or collect demonstrations of other tasks"
         )
     chosen: set[str] = set()
     for task in order[:-1]:

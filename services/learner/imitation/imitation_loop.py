@@ -5,7 +5,8 @@
       -> (publish -> evaluate after) -> summary
 
 Nothing is sampled for a step, so that weights are published for evaluations alone. What a step
-trains on follows from its number: a start that resumes trains the same again."""
+trains on follows from its number: a start that resumes trains the same again. In a warm start
+(`warm_start.py`) these are the first steps of a run that then trains on attempts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from services.common.process.runtime import Runtime
 from services.common.telemetry import trace
 from services.common.telemetry.log import bind_process
-from services.learner.config.imitation import SftConfig
+from services.learner.config.imitation import ImitationConfig
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.imitation.demonstration_set import DemonstrationSet, make_batch
@@ -21,6 +22,7 @@ from services.learner.imitation.imitation_recorder import ImitationRecorder
 from services.learner.imitation.step_schedule import StepSchedule
 from services.learner.journal.schema import Plan
 from services.learner.run.assembly import RunState, build_stages, open_record
+from services.learner.run.run_record import RunRecord
 from services.learner.run.run_stages import RunStages
 from services.learner.run.status import Phase
 from services.learner.sampling.eval_sets import EvalSet
@@ -29,10 +31,12 @@ from services.learner.types import BatchScore, ModelInfo, TrainBatch
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationLoop:
-    """Training loop of one learner; `run_until_done` returns when it is done or drained."""
+    """Training loop of one learner; `run_until_done` returns when it is done or drained. The steps
+    up to `last` imitate."""
 
     stages: RunStages
-    config: SftConfig
+    config: ImitationConfig
+    last: int
     demonstrations: DemonstrationSet
     schedule: StepSchedule
     recorder: ImitationRecorder
@@ -48,22 +52,30 @@ class ImitationLoop:
             self.demonstrations.check_vocabulary(info.vocab_size)
             on_loaded(info)
 
-        if not await stages.load_and_replay(check_and_note, self._replay_step):
+        if not await stages.load_and_replay(check_and_note, self.replay_step):
             return await stages.stop_early()
         if stages.config.mode == "eval":
             await stages.publish_policy(None, train=False)
             return await stages.evaluate_only()
+        if not await self.run_steps():
+            return False
+        if stages.evals.is_due("after", trainer.version):
+            await stages.publish_policy(None, train=False)
+        return await stages.finish_run()
+
+    async def run_steps(self) -> bool:
+        """Train the steps that are left, up to the last. Return False if the run was drained
+        first, and is left so that it can resume."""
+        stages, trainer = self.stages, self.stages.trainer
         if trainer.version == 0:
             self.recorder.record_start(await self._score_heldout())
         await self._evaluate_if_due()
-        while trainer.version < stages.config.steps:
+        while trainer.version < self.last:
             if stages.drain.is_set():
                 return await stages.stop_early()
             if not await self._run_step():
                 return await stages.stop_early(save=False)
-        if stages.evals.is_due("after", trainer.version):
-            await stages.publish_policy(None, train=False)
-        return await stages.finish_run()
+        return True
 
     async def _run_step(self) -> bool:
         """Train the next step. Return False if a drain came while an evaluation delayed what
@@ -71,7 +83,7 @@ class ImitationLoop:
         stages = self.stages
         plan = await stages.trainer.commit_imitation()
         bind_process(step=plan.step)
-        stages.status.enter_phase(Phase.TRAINING)
+        stages.status.enter_phase(Phase.IMITATING)
         places = self.schedule.places_of(plan.step)
         batch = self._batch_of(plan.step, places)
         stage = stages.watchdog.stage("train")
@@ -89,7 +101,8 @@ class ImitationLoop:
         await self._evaluate_if_due()
         return True
 
-    async def _replay_step(self, plan: Plan) -> None:
+    async def replay_step(self, plan: Plan) -> None:
+        """Train the step of a plan again."""
         places = self.schedule.places_of(plan.step)
         batch = self._batch_of(plan.step, places)
         result = await self.stages.trainer.train_batch(batch)
@@ -103,14 +116,15 @@ class ImitationLoop:
         return make_batch(step, [self.demonstrations.trained[place] for place in places])
 
     async def _evaluate_if_due(self) -> None:
-        """Publish this version and start evaluating it, if that is due."""
-        if self.stages.is_eval_due:
+        """Publish this version and start evaluating it, if that is due. The last one is left to
+        what follows the steps."""
+        if self.stages.trainer.version < self.last and self.stages.is_eval_due:
             await self.stages.publish_policy(None, train=False)
             await self.stages.begin_eval()
 
     async def _score_if_due(self) -> BatchScore | None:
         step = self.stages.trainer.version
-        due = step % self.config.heldout_every == 0 or step == self.stages.config.steps
+        due = step % self.config.heldout_every == 0 or step == self.last
         return await self._score_heldout() if due else None
 
     async def _score_heldout(self) -> BatchScore | None:
@@ -137,13 +151,25 @@ async def build_imitation_loop(
     demonstrations: DemonstrationSet,
 ) -> ImitationLoop:
     """Build the loop of a run that imitates."""
-    config = runtime.config.sft
-    assert config is not None, "it has demonstrations"
     record = await open_record(runtime, vendors, state, eval_sets)
+    stages = build_stages(runtime, vendors, state, eval_sets, record)
+    return make_imitation_loop(runtime, stages, record, demonstrations)
+
+
+def make_imitation_loop(
+    runtime: Runtime[LearnerConfig],
+    stages: RunStages,
+    record: RunRecord,
+    demonstrations: DemonstrationSet,
+) -> ImitationLoop:
+    """Make the loop of the steps of a run that imitate: those of its warm start, or all."""
+    config = runtime.config.imitation
+    assert config is not None, "it has demonstrations"
     sequences = len(demonstrations.trained)
     return ImitationLoop(
-        stages=build_stages(runtime, vendors, state, eval_sets, record),
+        stages=stages,
         config=config,
+        last=runtime.config.warm_steps or runtime.config.steps,
         demonstrations=demonstrations,
         schedule=StepSchedule(sequences, config.sequences_per_step, runtime.shared.seed),
         recorder=ImitationRecorder(record),

@@ -1,12 +1,12 @@
 """Model and optimizer state on disk: safetensors and JSON, nothing that could run code.
 
 A checkpoint folder holds the tensors of all groups of state (`model`, `optimizer`, ...), each under
-`GROUP/NAME` and in float32, in the files of the ranks that hold them (see `tensor_shards`); the
-model's `config.json`; and `rank.json` with the step and the shapes of all tensors (see
-`run_files/rank_record.py`). For a policy with adapters it holds only these, as `adapters/NAME`,
-with their PEFT configuration; `rank.json` names their base. The service adds a manifest with the
-SHA-256 of each file, and verifies the files before ranks read them. A training step draws no random
-numbers, so there is no generator state to keep.
+`GROUP/NAME` and in float32 (a reference in its own types), in the files of the ranks that hold them
+(see `tensor_shards`); the model's `config.json`; and `rank.json` with the step and the shapes of
+all tensors (see `run_files/rank_record.py`). For a policy with adapters it holds only these, as
+`adapters/NAME`, with their PEFT configuration; `rank.json` names their base. The service adds a
+manifest with the SHA-256 of each file, and verifies the files before ranks read them. A training
+step draws no random numbers, so there is no generator state to keep.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from services.learner.run_files.rank_record import (
 )
 from services.learner.types import CheckpointFiles
 
-OPTIMIZER, ADAPTERS, CRITIC = "optimizer", "adapters", "critic"
+OPTIMIZER, ADAPTERS, CRITIC, REFERENCE = "optimizer", "adapters", "critic", "reference"
 CONFIG_FILE = "config.json"
 
 
@@ -135,6 +135,22 @@ def load_critic_parameters(directory: Path, parameters: Mapping[str, Tensor]) ->
         if saved != wanted.keys():
             raise CheckpointError(f"{directory}: the critic's state belongs to another model")
         folder.read_group(CRITIC, wanted)
+    except TensorShardError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+
+
+def load_reference(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Load the weights of the reference with which a run goes on after its warm start.
+
+    Raises CheckpointError if there are none, or if they belong to another model."""
+    try:
+        folder = ShardFolder(directory)
+        if not folder.list_group(REFERENCE):
+            raise CheckpointError(
+                f"{directory} has no reference policy: at the run's warm start its algorithm.kl"
+                " needed none"
+            )
+        folder.read_group(REFERENCE, tensors)
     except TensorShardError as error:
         raise CheckpointError(f"{directory}: {error}") from error
 

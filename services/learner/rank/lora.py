@@ -23,7 +23,7 @@ from services.learner.rank.text_part import find_tower
 if TYPE_CHECKING:
     from services.learner.rank.merged_linear import MergedLinear
 
-ADAPTER, CRITIC_ADAPTER = "default", "critic"
+ADAPTER, CRITIC_ADAPTER, REFERENCE_ADAPTER = "default", "critic", "reference"
 # Prefix of a module's name in PEFT's own files.
 FILE_PREFIX = "base_model.model."
 

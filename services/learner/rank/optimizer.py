@@ -69,6 +69,10 @@ class Optimizer:
         for group, decay in ((decayed, config.weight_decay), (plain, 0.0)):
             group.update(betas=config.betas, eps=config.eps, weight_decay=decay)
 
+    def forget_moments(self) -> None:
+        """Begin anew, as an optimizer that has made no update; the parameters stay."""
+        self._adamw.state.clear()
+
     @property
     def gradients(self) -> list[Tensor]:
         """Accumulated gradients of all parameters that have one."""

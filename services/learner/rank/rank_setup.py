@@ -21,16 +21,18 @@ from services.learner.rank.canary import canary_token_ids
 from services.learner.rank.checkpointing_choice import fit_checkpointing
 from services.learner.rank.critic import OPTIMIZER_PREFIX, Critic
 from services.learner.rank.data_parallel import RankPlacement, Replicas
-from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER
+from services.learner.rank.learning_rate import WarmSteps
+from services.learner.rank.lora import ADAPTER, CRITIC_ADAPTER, REFERENCE_ADAPTER
 from services.learner.rank.model import DTYPES, Policy
 from services.learner.rank.model_loading import ModelError
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.policy_loading import load_policy, load_split_body, load_split_policy
-from services.learner.rank.reference import BaseReference, ReferencePolicy
+from services.learner.rank.reference import AdaptedReference, BaseReference, ReferencePolicy
 from services.learner.rank.rendezvous_store import Store
 from services.learner.rank.saved_state import SavedState
 from services.learner.rank.sharding import ShardLayout
 from services.learner.rank.trainer import Trainer
+from services.learner.types import TrainBatch
 
 # The process's output is the rank's log.
 _log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class RankSetup(ConfigModel):
     name: str
     shm_dir: Path
     total_steps: int
+    # Of `total_steps`, those that imitate before the algorithm begins.
+    warm: WarmSteps = WarmSteps()
     policy: PolicyConfig
     algorithm: AlgorithmConfig
     optimizer: OptimizerConfig
@@ -69,6 +73,19 @@ class RankModels:
     step: int
     # Base of the policy's adapters, if it has any.
     base: BaseRecord | None = None
+    # Trains the steps of a warm start; None without one.
+    imitator: Trainer | None = None
+
+    def trainer_of(self, batch: TrainBatch) -> Trainer:
+        """Return the one that trains on a batch like this."""
+        return self.imitator if batch.imitated and self.imitator is not None else self.trainer
+
+    def begin_algorithm(self) -> None:
+        """Leave the warm start behind: the optimizer begins anew, and the penalty measures from
+        what the policy is now."""
+        self.optimizer.forget_moments()
+        if self.reference is not None:
+            self.reference.move_to(self.policy)
 
     @property
     def saved(self) -> SavedState:
@@ -81,6 +98,8 @@ class RankModels:
         groups = self.saved.groups
         if self.critic is not None:
             groups[checkpoint.CRITIC] = self.critic.state_tensors()
+        if self.reference is not None and self.reference.has_moved:
+            groups[checkpoint.REFERENCE] = self.reference.state_tensors()
         return groups
 
     @property
@@ -102,7 +121,9 @@ class RankModels:
             return None
         if self.base is not None:
             return bytes.fromhex(self.base.fingerprint)
-        return self.reference.weights_fingerprint() if self.reference is not None else None
+        if self.reference is None or self.reference.has_moved:
+            return None
+        return self.reference.weights_fingerprint()
 
 
 def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
@@ -120,7 +141,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     layout = _make_layout(setup, device)
     values = setup.algorithm.advantage == "gae"
     if layout is not None:
-        names = (ADAPTER, CRITIC_ADAPTER) if values else (ADAPTER,)
+        names = [ADAPTER, *([CRITIC_ADAPTER] if values else [])]
+        names += [REFERENCE_ADAPTER] if _moves_reference(setup) else []
         policy = load_split_policy(setup.policy, setup.rank, layout, source, setup.lora, names)
     else:
         policy = load_policy(setup.policy, setup.rank, source, setup.lora)
@@ -131,6 +153,8 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
     reference = _load_reference(setup, policy, layout)
     if layout is not None:
         policy = policy.split_over_ranks(layout)
+    if reference is not None and step > setup.warm.count > 0:
+        _restore_reference(setup, reference, replicas)
     optimizer = _load_optimizer(setup, policy, replicas)
     if setup.rank.gradient_checkpointing == "auto" and device.type == "cuda":
         bodies = [policy.model.base_model, *([critic.body] if critic is not None else [])]
@@ -145,8 +169,15 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         reference=reference,
         critic=critic,
         replicas=replicas,
+        steps_before=setup.warm.count,
     )
-    return RankModels(policy, optimizer, trainer.critic, reference, trainer, replicas, step, base)
+    # Demonstrations have neither rewards nor values: of the algorithm nothing holds for them.
+    plain = AlgorithmConfig()
+    imitator = None
+    if setup.warm.count:
+        imitator = Trainer(policy, optimizer, plain, setup.rank, replicas=replicas)
+    found = (policy, optimizer, trainer.critic, reference, trainer, replicas, step, base)
+    return RankModels(*found, imitator=imitator)
 
 
 def select_device(config: RankConfig, place: RankPlacement) -> torch.device:
@@ -208,10 +239,25 @@ def _load_reference(
     if not setup.algorithm.kl.needs_reference:
         return None
     if policy.adapters is not None:
-        return BaseReference(policy, policy.adapters)
+        kind = AdaptedReference if _moves_reference(setup) else BaseReference
+        return kind(policy, policy.adapters)
     offload = setup.rank.offload_reference
     own = None if layout is None else replace(layout, offload=offload)
     return ReferencePolicy.from_config(setup.policy, policy, offload=offload, layout=own)
+
+
+def _moves_reference(setup: RankSetup) -> bool:
+    return setup.algorithm.kl.needs_reference and setup.warm.count > 0
+
+
+def _restore_reference(setup: RankSetup, reference: ReferencePolicy, replicas: Replicas) -> None:
+    """Give the reference the weights with which the warm start ended."""
+    tensors = reference.state_tensors()
+    if setup.checkpoint is not None:
+        checkpoint.load_reference(setup.checkpoint, tensors)
+    if setup.place.spans_machines:
+        initial_broadcast.broadcast_tensors(tensors.values(), replicas)
+    reference.has_moved = True
 
 
 def _load_critic(

@@ -1,25 +1,26 @@
 """Frozen policy that the KL penalty measures from."""
 
 import copy
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from services.common.spec.spec import PolicyConfig
-from services.learner.rank.lora import Adapters, freeze_model
+from services.learner.rank.lora import REFERENCE_ADAPTER, Adapters, freeze_model
 from services.learner.rank.model import Policy
 from services.learner.rank.model_loading import read_model, read_split_model
-from services.learner.rank.sharding import ShardLayout
+from services.learner.rank.sharding import ShardLayout, local_tensor
 from services.learner.rank.weight_slots import fingerprint_weights
 
 
 class ReferencePolicy:
-    """The run's initial policy; it is never trained, saved or published.
+    """The run's initial policy, or that with which its warm start ended; it is never trained or
+    published, and saved only if no file of the model holds it.
 
     Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
     for bit, those of a policy that is still the initial one (except for rounding, if blocks are
@@ -32,6 +33,8 @@ class ReferencePolicy:
             frozen.compiled.add_model(frozen.model)
         # Device of the parameters while they are not used.
         self._home = home
+        # True once it is another policy than the run's initial one.
+        self.has_moved = False
 
     @staticmethod
     def from_config(
@@ -60,6 +63,21 @@ class ReferencePolicy:
         Collective for a split reference."""
         return fingerprint_weights(self._policy.named_parameters(), self._policy.compute_dtype)
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return its weights by name, each rank's parts of a split reference."""
+        return {name: value.detach() for name, value in self._policy.named_parameters().items()}
+
+    @torch.no_grad()
+    def move_to(self, policy: Policy) -> None:
+        """Become the policy as it is now."""
+        now = self._weights_of(policy)
+        for name, own in self.state_tensors().items():
+            local_tensor(own).copy_(local_tensor(now[name]))
+        self.has_moved = True
+
+    def _weights_of(self, policy: Policy) -> Mapping[str, Tensor]:
+        return policy.named_parameters()
+
     @contextmanager
     def on_policy_device(self) -> Generator[Policy]:
         """Keep the reference on the policy's device while the context lasts."""
@@ -83,7 +101,7 @@ def _freeze_policy(model: PreTrainedModel, policy: Policy, *, offload: bool) -> 
 
 
 class BaseReference(ReferencePolicy):
-    """The model under the policy's own adapters: it takes no memory of its own."""
+    """The model under the policy's own adapters: it takes no memory of its own. It cannot move."""
 
     def __init__(self, policy: Policy, adapters: Adapters) -> None:
         super().__init__(policy, policy.device)
@@ -93,4 +111,29 @@ class BaseReference(ReferencePolicy):
     def on_policy_device(self) -> Generator[Policy]:
         """See `ReferencePolicy.on_policy_device`; the policy has no adapters meanwhile."""
         with self._adapters.used(None):
+            yield self._policy
+
+
+class AdaptedReference(ReferencePolicy):
+    """The policy's base under a further adapter, which takes the values of the policy's own when
+    the reference moves."""
+
+    def __init__(self, policy: Policy, adapters: Adapters) -> None:
+        super().__init__(policy, policy.device)
+        self._adapters = adapters
+        adapters.add(policy.model, REFERENCE_ADAPTER)
+        adapters.reset(REFERENCE_ADAPTER)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """See `ReferencePolicy.state_tensors`: the adapter's matrices."""
+        named = self._adapters.named_parameters(REFERENCE_ADAPTER).items()
+        return {name: value.detach() for name, value in named}
+
+    def _weights_of(self, policy: Policy) -> Mapping[str, Tensor]:
+        return policy.trained_parameters()
+
+    @contextmanager
+    def on_policy_device(self) -> Generator[Policy]:
+        """See `ReferencePolicy.on_policy_device`; the policy has this adapter meanwhile."""
+        with self._adapters.used(REFERENCE_ADAPTER):
             yield self._policy

@@ -49,8 +49,9 @@ class Trainer:
         reference: ReferencePolicy | None = None,
         critic: Critic | None = None,
         replicas: Replicas | None = None,
+        steps_before: int = 0,
     ) -> None:
-        """Build the trainer.
+        """Build the trainer, of a run whose first `steps_before` steps another one trains.
 
         A missing reference or critic that the algorithm needs is made from the current policy.
         Raises ValueError for unregistered names, and for anything that the algorithm lacks."""
@@ -64,6 +65,7 @@ class Trainer:
         self._policy = policy
         self._algorithm = algorithm
         self._rank = rank
+        self._steps_before = steps_before
         replicas = replicas or Replicas()
         packer = RowPacker(policy, rank.pack_tokens, replicas)
         norm_tokens = norm_tokens_of(algorithm, policy.max_model_len)
@@ -106,7 +108,8 @@ class Trainer:
             metrics = {"policy/lr": lr, "policy/updates": 0.0, "policy/skipped": refused}
             return StepResult(metrics, time.monotonic() - started, skipped=True)
         history = UpdateHistory()
-        policy = batch.step > self._algorithm.critic.warmup_steps or self.critic is None
+        own_step, critic = batch.step - self._steps_before, self._algorithm.critic
+        policy = own_step > critic.warmup_steps or self.critic is None
         for epoch in range(self._algorithm.epochs):
             for part in prepared.mini_batches:
                 done = self._updater.update_models(part, objective, lr, policy=policy)

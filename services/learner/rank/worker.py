@@ -87,8 +87,12 @@ class Rank:
         batch = self._receive_batch(message)
         if batch.step != self._step + 1:
             raise OutOfOrderError(f"step {batch.step} requested, but the next is {self._step + 1}")
-        lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
-        result = self._models.trainer.train_step(batch, lr)
+        setup, models = self._setup, self._models
+        if setup.warm.count and batch.step == setup.warm.count + 1:
+            # A function of the step's number: a start that resumes here does the same.
+            models.begin_algorithm()
+        lr = learning_rate(setup.optimizer, batch.step, setup.total_steps, setup.warm)
+        result = models.trainer_of(batch).train_step(batch, lr)
         self._step = batch.step
         if message.get("keep_tokens") and self._setup.place.index == 0 and result.tokens:
             result = replace(result, token_file=self._hand_out_tokens(batch.step, result.tokens))
@@ -96,7 +100,8 @@ class Rank:
 
     def score_batch(self, message: protocol.Message) -> protocol.Message:
         """Score the batch that the message describes; see `ports.Ranks`."""
-        return asdict(self._models.trainer.score_batch(self._receive_batch(message)))
+        batch = self._receive_batch(message)
+        return asdict(self._models.trainer_of(batch).score_batch(batch))
 
     def _receive_batch(self, message: protocol.Message) -> TrainBatch:
         """Return the batch that the service has written into shared memory.

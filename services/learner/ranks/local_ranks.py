@@ -158,7 +158,8 @@ class LocalRanks:
         return {
             "name": self._group.name,
             "shm_dir": str(self._group.shm_dir),
-            "total_steps": config.steps,
+            "total_steps": config.total_steps,
+            "warm": {"count": config.warm_steps, "lr": config.warm_start and config.warm_start.lr},
             "policy": self._policy.model_dump(mode="json"),
             "algorithm": config.algorithm.model_dump(mode="json"),
             "optimizer": config.optimizer.model_dump(mode="json"),

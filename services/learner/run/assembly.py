@@ -62,7 +62,7 @@ async def build_run_state(
     epoch = dispatcher.run_epoch
     guard = await load_guard(config, policy, vendors.ranks, journal, runtime.run_dir, epoch)
     alarms = await _build_alarms(runtime, vendors, journal)
-    status = LearnerStatus(total_steps=config.steps, flags=lambda: alarms.metrics)
+    status = LearnerStatus(total_steps=config.total_steps, flags=lambda: alarms.metrics)
     checkpoints = Checkpoints(
         runtime.run_dir,
         journal,
@@ -124,17 +124,13 @@ def build_stages(
     )
 
 
-async def build_train_loop(
-    runtime: Runtime[LearnerConfig],
-    vendors: LearnerDependencies,
-    state: RunState,
-    eval_sets: Sequence[EvalSet],
+def make_train_loop(
+    config: LearnerConfig, state: RunState, stages: RunStages, record: RunRecord
 ) -> TrainLoop:
-    """Build the loop of a run that trains on groups of attempts."""
-    config, dispatcher = runtime.config, state.dispatcher
-    record = await open_record(runtime, vendors, state, eval_sets)
+    """Make the loop of steps that train on groups of attempts."""
+    dispatcher = state.dispatcher
     return TrainLoop(
-        stages=build_stages(runtime, vendors, state, eval_sets, record),
+        stages=stages,
         dispatcher=dispatcher,
         guard=state.guard,
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),

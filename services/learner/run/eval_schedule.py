@@ -54,10 +54,9 @@ class EvalSchedule:
     def is_due(self, moment: Moment, version: int) -> bool:
         """Return True if this version's evaluation is configured and not in the journal.
 
-        `during` is due every `eval.every` steps between the first and the last."""
-        every = self.config.eval.every
-        between = 0 < version < self.config.steps
-        if moment == "during" and not (every and between and version % every == 0):
+        `during` is due at the end of a warm start, and then every `eval.every` steps before the
+        last."""
+        if moment == "during" and not self.config.evaluates_during(version):
             return False
         if not any(moment in chosen.config.when for chosen in self.eval_sets):
             return False

@@ -61,7 +61,7 @@ class PolicyPublisher:
 
     def _slots_left(self, version: int) -> int:
         """Return the slots for TRAIN groups: fewer if the run needs fewer."""
-        remaining = (self.config.steps - version) * self.config.groups_per_step
+        remaining = (self.config.total_steps - version) * self.config.groups_per_step
         return min(self.dispatcher.book.rules.train_slots, remaining)
 
     def _end_absent_leases(self, policy: PolicyId) -> None:

@@ -15,18 +15,21 @@ _RECENT = 8
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """What a run has to do: its steps, the attempts of each, and the attempts of its evaluations by
-    their moment, of which those during training come every `every` steps."""
+    their moment, of which those during training come every `every` steps. The first `warm_steps` of
+    its `steps` imitate."""
 
     steps: int
     attempts_per_step: int
     eval_attempts: Mapping[str, int]
     every: int
+    warm_steps: int = 0
 
     def eval_attempts_at(self, step: int) -> int:
         """Return the attempts of the evaluation that follows this step."""
         if step in (0, self.steps):
             return self.eval_attempts["before" if step == 0 else "after"]
-        due = self.every and step % self.every == 0
+        done = step - self.warm_steps
+        due = done == 0 or (done > 0 and self.every and done % self.every == 0)
         return self.eval_attempts["during"] if due else 0
 
     def eval_attempts_after(self, step: int) -> int:
@@ -46,7 +49,8 @@ def plan_of(config: LearnerConfig, eval_sets: Sequence[EvalSet]) -> RunPlan:
         for moment in moments
     }
     per_step = config.groups_per_step * config.group_size
-    return RunPlan(config.steps, per_step, counts, config.eval.every)
+    every, warm_steps = config.eval.every, config.warm_steps
+    return RunPlan(config.total_steps, per_step, counts, every, warm_steps)
 
 
 @dataclass(slots=True)
@@ -65,10 +69,13 @@ class RemainingTime:
     _eval_attempt_s: float = 0.0
 
     def end_step(self, step: int, now: float, since: float | None, received: int) -> float | None:
-        """Return the seconds left at the end of a step, `now`; None before this start's second.
+        """Return the seconds left at the end of a step, `now`; None before this start's second
+        that is no step of a warm start, which tell nothing about the others.
 
         `received` is the number of attempts that have arrived since `since`, the first one's
         time."""
+        if step <= self.plan.warm_steps:
+            return None
         last, self._last = self._last, (step, now)
         if last is None:
             if since is not None:

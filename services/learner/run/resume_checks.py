@@ -193,10 +193,12 @@ async def check_base_is_the_same(journal: Journal, info: ModelInfo) -> None:
 
 
 async def check_demonstrations_are_the_same(journal: Journal, now: Mapping[str, Any]) -> None:
-    """Check everything that decides which sequences each step imitates: `now` holds it by key.
-    Raises ConfigError, because steps that are trained again would be others."""
+    """Check everything that decides which sequences each step imitates: `now` holds it by key, and
+    nothing if none does. Raises ConfigError, because steps that are trained again would be
+    others."""
     began = await _initial_value(journal, "demonstrations", dict(now))
-    if differing := sorted(key for key in now if began.get(key) != now[key]):
+    keys = began.keys() | now.keys()
+    if differing := sorted(key for key in keys if began.get(key) != now.get(key)):
         was = ", ".join(f"{key} was {began.get(key)}" for key in differing)
         raise ConfigError(
             f"{differing[0]}: the demonstrations of each step are not those that this run started"

@@ -12,6 +12,7 @@ class Phase(StrEnum):
 
     LOADING = "loading"
     EVALUATING = "evaluating"
+    IMITATING = "imitating"
     SAMPLING = "sampling"
     TRAINING = "training"
     PUBLISHING = "publishing"

@@ -44,19 +44,27 @@ class TrainLoop:
         first.
 
         `on_loaded` receives what the ranks loaded, before anything is published."""
-        stages, trainer = self.stages, self.stages.trainer
 
         def note_loaded(info: ModelInfo) -> None:
             on_loaded(info)
-            self.guard.note_model(info)
+            self.note_model(info)
 
-        if not await stages.load_and_replay(note_loaded, self._replay_step):
-            return await stages.stop_early()
+        if not await self.stages.load_and_replay(note_loaded, self.replay_step):
+            return await self.stages.stop_early()
+        return await self.run_loaded()
+
+    def note_model(self, info: ModelInfo) -> None:
+        """Record what the ranks loaded."""
+        self.guard.note_model(info)
+
+    async def run_loaded(self) -> bool:
+        """Do what is left after the journaled steps; see `run_until_done`."""
+        stages, trainer = self.stages, self.stages.trainer
         await stages.publish_policy(None)
         if stages.config.mode == "eval":
             return await stages.evaluate_only()
         await stages.begin_eval()
-        while trainer.version < stages.config.steps:
+        while trainer.version < stages.config.total_steps:
             batch = await run_unless(stages.drain, self._collect_batch())
             if batch is None:
                 return await stages.stop_early()
@@ -69,7 +77,8 @@ class TrainLoop:
 
     # --- steps of a run
 
-    async def _replay_step(self, plan: Plan) -> None:
+    async def replay_step(self, plan: Plan) -> None:
+        """Train the step of a plan again."""
         await self.recorder.record_replayed(plan.step, await self.stages.trainer.train_plan(plan))
 
     async def _collect_batch(self) -> Batch:

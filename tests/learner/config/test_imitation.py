@@ -1,4 +1,5 @@
-"""Specs with `learner.objective = "sft"`: what they need, and what is refused with its reason."""
+"""Specs with `learner.objective = "sft"` or `[learner.warm_start]`: what they need, and what is
+refused with its reason."""
 
 from typing import Any
 
@@ -87,3 +88,53 @@ def test_pictures_and_experts_are_refused_because_demonstrations_have_none() -> 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_that_leaves_nothing_to_train_on_is_refused(share: float) -> None:
     assert "learner.sft.heldout" in refusal({**SPEC, "sft": {**SFT, "heldout": share}})
+
+
+RL: dict[str, Any] = {"tasks": "t.json", "groups_per_step": 2, "group_size": 2, "steps": 3}
+WARM = {**SFT, "steps": 5}
+
+
+def test_a_warm_start_comes_before_the_steps_and_keeps_what_they_are_guarded_by() -> None:
+    config = checked({**RL, "warm_start": {**WARM, "lr": 1e-3}})
+    assert (config.warm_steps, config.steps, config.total_steps) == (5, 3, 8)
+    assert config.guard.mode == "enforce"
+    assert config.imitation is config.warm_start
+    checked({**RL, "warm_start": WARM, "algorithm": {"loss": "gspo", "epochs": 2}})
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ({**SFT}, "learner.warm_start.steps"),
+        ({**WARM, "steps": 0}, "learner.warm_start.steps"),
+        ({**WARM, "epochs": 1}, "learner.warm_start.epochs"),
+        ({**WARM, "lr": 0.0}, "learner.warm_start.lr"),
+        ({"steps": 5, "sequences_per_step": 4}, "learner.warm_start.data"),
+    ],
+)
+def test_a_warm_start_with_a_missing_or_wrong_key_is_refused(
+    table: dict[str, Any], key: str
+) -> None:
+    assert key in refusal({**RL, "warm_start": table})
+
+
+def test_a_warm_start_is_refused_where_it_cannot_imitate_with_the_reason() -> None:
+    assert "all steps imitate" in refusal({**SPEC, "warm_start": WARM})
+    rl = {**RL, "warm_start": WARM}
+    said = refusal({**rl, "engine": "tinker"})
+    assert "learner.warm_start does not work with this spec" in said
+    assert "learner.engine: imitation is trained by own ranks only" in said
+    assert "policy.vision: demonstrations with pictures" in refusal(rl, vision={})
+    assert "policy.routing_replay: demonstrations name no" in refusal(rl, routing_replay="replay")
+
+
+@pytest.mark.parametrize(
+    ("warm", "every", "versions"),
+    [(0, 2, [2, 4]), (0, 0, []), (3, 2, [3, 5, 7]), (3, 0, [3]), (3, 9, [3])],
+)
+def test_evaluations_during_training_count_from_the_end_of_the_warm_start(
+    warm: int, every: int, versions: list[int]
+) -> None:
+    table = {"warm_start": {**SFT, "steps": warm}} if warm else {}
+    config = checked({**RL, **table, "steps": 5, "eval": {"every": every}})
+    assert [v for v in range(12) if config.evaluates_during(v)] == versions
