@@ -12,7 +12,7 @@ from services.common.spec.config import canonical_json
 from services.common.spec.spec import SharedConfig, parse_shared
 from services.common.spec.spec_loading import expand_spec
 from services.common.text.parsing import ParseError, TextLimits, TooLargeError, parse_json
-from services.launcher.config import imitation_rules, tinker_rules
+from services.launcher.config import imitation_rules, sampling_rules, tinker_rules
 from services.launcher.config.launcher import LauncherConfig, parse_launcher
 from services.launcher.state import LEARNER, ROLLOUT
 
@@ -110,7 +110,10 @@ def parse_spec(text: str, where: str = "spec") -> RunSpec:
 def read_spec(tables: Mapping[str, Any], where: str = "spec") -> RunSpec:
     """Read the parts of a loaded spec that the launcher understands. Raises ConfigError."""
     shared, config = parse_shared(tables, where=where), parse_launcher(tables, where=where)
-    problems = [*tinker_rules.list_contradictions(tables, config)]
+    problems = [
+        *tinker_rules.list_contradictions(tables, config),
+        *sampling_rules.list_contradictions(tables),
+    ]
     if problems:
         raise BadSpecError("\n".join(f"{where}: {problem}" for problem in problems))
     return RunSpec(tables, shared, config)

@@ -24,6 +24,9 @@ class GroupSpec:
     eval_id: str = ""
     # Set for EVAL: sample from exactly this policy.
     exact_policy: PolicyId | None = None
+    # Candidates of each token; 0: the whole vocabulary.
+    top_k: int = 0
+    top_p: float = 1.0
 
     def to_requeued(self) -> "GroupSpec":
         """Make a new group for the same task."""

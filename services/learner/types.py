@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.attempts import StopReason
-from services.common.domain.trajectory import Experts
+from services.common.domain.trajectory import Candidates, Experts
 from services.common.images.picture import PlacedPicture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 
@@ -35,7 +35,8 @@ class TurnTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One sequence as the ranks train on it. All arrays have length `len(token_ids)`.
+    """One sequence as the ranks train on it. Arrays without another note have length
+    `len(token_ids)`.
 
     `behaviour_logprobs` is 0, and `temperature` has no meaning, where `policy_mask` is False.
     """
@@ -60,6 +61,8 @@ class TrainSequence:
     turns: tuple[TurnTokens, ...] = ()
     # Further numbers that the attempt's verifier returned, by name; a missing one is unknown.
     named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    # What each policy token was sampled from; None: the whole vocabulary.
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.common.domain.attempts import AttemptKey, Purpose, ToolOutcome
 from services.common.domain.policy import PolicyId
 from services.common.domain.task_text import write_task
-from services.common.domain.trajectory import Experts
+from services.common.domain.trajectory import Candidates, Experts
 from services.common.images.picture import Picture, ShownPicture
 from services.common.weights.fingerprint import TensorEntry
 
@@ -57,7 +57,8 @@ class UpdateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. Temperature 0 is greedy; `top_k` 0 is off."""
+    """Sampling parameters. Temperature 0 is greedy; `top_k` 0 is off, and otherwise asks for each
+    token's candidates too."""
 
     temperature: float
     seed: int = 0
@@ -94,6 +95,10 @@ class Completion:
     # Covers all tokens from `Sampling.experts_from` on except the last.
     experts: Experts | None = None
     waited_s: float = 0.0
+    # With `top_k`: what each token was sampled from, over which its logprob is normalised, and the
+    # number of tokens that the engine had not named themselves.
+    candidates: Candidates | None = None
+    mended: int = 0
 
 
 def join_completions(pieces: Sequence[Completion]) -> Completion:

@@ -171,6 +171,7 @@ def _sequence_fields(sequence: Sequence) -> _Fields:
         "experts": _shape_fields(sequence),
         "messages_bytes": len(sequence.messages),
         "origin": _origin_fields(sequence.origin) if sequence.origin else None,
+        "candidates": 0 if sequence.candidates is None else sequence.candidates.shape[1],
     }
 
 
@@ -191,7 +192,7 @@ def _shape_fields(sequence: Sequence) -> _Fields | None:
 
 def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
     """Yield the arrays in order, filling each message: a message costs more than 100 kB of data."""
-    token_ids, logprobs, experts = (array.tobytes() for array in wire_arrays(sequence))
+    token_ids, logprobs, experts, candidates = (each.tobytes() for each in wire_arrays(sequence))
     media = b"".join(item.content for item in sequence.media)
     arrays = {
         "token_ids": token_ids,
@@ -199,6 +200,7 @@ def _chunk_fields(index: int, sequence: Sequence) -> Iterator[_Fields]:
         "media": media,
         "experts": experts,
         "messages": sequence.messages,
+        "candidates": candidates,
     }
     ends = list(accumulate(map(len, arrays.values())))
     begins = (0, *ends)

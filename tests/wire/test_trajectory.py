@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.domain.attempts import (
@@ -30,9 +31,12 @@ from services.common.domain.messages import (
     encode_messages,
 )
 from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
+from services.common.domain.token_authors import Author, Span, policy_mask
 from services.common.domain.trajectory import (
+    MOST_CANDIDATES,
     MOST_MEDIA_BYTES,
+    NO_CANDIDATE,
+    Candidates,
     Counts,
     Experts,
     Facts,
@@ -127,6 +131,13 @@ def make_experts(tokens: int, experts: int = 300) -> Experts:
     return ids.astype(expert_dtype(experts))
 
 
+def make_candidates(sampled: NDArray[np.int32], most: int) -> Candidates:
+    """Return candidates of the sampled tokens, some fewer than `most`; they are among these."""
+    rows = sampled[:, None] - np.arange(most, dtype=np.int32)
+    fewer = np.arange(most) > np.arange(len(sampled))[:, None]
+    return np.where(fewer | (rows < 0), NO_CANDIDATE, rows).astype(np.int32)
+
+
 @st.composite
 def sequences(draw: st.DrawFn) -> Sequence:
     """A trajectory that the learner accepts: prompt first, policies in order, float32 logprobs."""
@@ -148,6 +159,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
     written = sum(span.length for span in spans if span.author is Author.POLICY)
     scores = draw(st.lists(st.integers(0, 512), min_size=written, max_size=written))
     logprobs = -np.array(scores, np.float32) / 8
+    policy_ids = ids[policy_mask(tuple(spans))]
     return draw(
         every_field(
             Sequence,
@@ -162,6 +174,8 @@ def sequences(draw: st.DrawFn) -> Sequence:
                 )
             ),
             origin=st.none(),
+            candidates=st.none()
+            | st.integers(1, MOST_CANDIDATES).map(lambda most: make_candidates(policy_ids, most)),
         )
     )
 
@@ -373,10 +387,12 @@ def received(messages: list[bytes], limits: TokenLimits = LIMITS) -> Trajectory:
 def plain(trajectory: Trajectory) -> dict[str, Any]:
     """Return comparable values of all fields; policies are equal only with fingerprints."""
     arrays = [
-        (s.token_ids.tolist(), s.logprobs.tolist(), [] if s.experts is None else s.experts.tolist())
+        [None if array is None else array.tolist() for array in held]
         for s in trajectory.sequences
+        for held in [(s.token_ids, s.logprobs, s.experts, s.candidates)]
     ]
-    bare = [replace(s, token_ids=0, logprobs=0, experts=None) for s in trajectory.sequences]  # pyright: ignore[reportArgumentType]
+    none: dict[str, Any] = {"token_ids": 0, "logprobs": 0, "experts": None, "candidates": None}
+    bare = [replace(s, **none) for s in trajectory.sequences]
     return {**asdict(replace(trajectory, sequences=tuple(bare))), "arrays": arrays}
 
 
@@ -496,6 +512,43 @@ def test_experts_that_have_changed_on_the_way_are_refused() -> None:
     changed.chunk.experts = bytes(reversed(changed.chunk.experts))
     with pytest.raises(MalformedRequestError, match="content_digest does not match"):
         received([*rest, changed.SerializeToString()])
+
+
+def with_candidates(candidates: Any) -> Trajectory:
+    """Return an attempt of one prompt token and the tokens 1, 2 and 3."""
+    bare = with_experts(None)
+    chosen = np.array(candidates, np.int32)
+    return holding(bare, replace(bare.sequences[0], candidates=chosen))
+
+
+def test_candidates_take_four_bytes_each_and_only_where_there_are_any() -> None:
+    held = [[1, 5, -1], [4, 2, 0], [3, -1, -1]]
+    made, bare = with_candidates(held), with_experts(None)
+    chunks = [pb.SubmitTrajectoryRequest.FromString(sent(one)[1]).chunk for one in (made, bare)]
+    assert [len(chunk.candidates) for chunk in chunks] == [36, 0]
+    assert plain(received(sent(made))) == plain(made)
+    assert len(array_bytes(made)) == len(array_bytes(bare)) + 36
+    assert made.content_digest != bare.content_digest
+
+
+@pytest.mark.parametrize(
+    ("candidates", "problem"),
+    [
+        ([[1, 5], [4, 0], [3, 1]], "a sampled token is not among its candidates"),
+        ([[-1, -1], [2, 0], [3, 1]], "a sampled token is not among its candidates"),
+        ([[1, 5], [2, 2], [3, 1]], "candidates must differ, and -1 only follow them"),
+        ([[1, 5], [-1, 2], [3, 1]], "candidates must differ, and -1 only follow them"),
+        ([[1, 5], [2, 100_000], [3, 1]], r"a candidate is outside 0\.\.99999"),
+        ([[1, 5], [2, -2], [3, 1]], r"a candidate is outside 0\.\.99999"),
+        ([[1, 5], [2, 4]], "16 bytes for 2 candidates of 3 tokens"),
+        ([[*range(65)]] * 3, "65 candidates of a token; at most 64"),
+    ],
+)
+def test_candidates_that_nothing_can_be_sampled_from_are_refused(
+    candidates: list[list[int]], problem: str
+) -> None:
+    with pytest.raises(MalformedRequestError, match=f"sequence 0: {problem}"):
+        received(sent(with_candidates(candidates)))
 
 
 def test_the_digest_is_xxh3_over_all_arrays_in_their_order() -> None:

@@ -52,6 +52,14 @@ def is_picture(mime: str) -> bool:
 Experts = NDArray[np.uint8 | np.uint16]
 _NO_EXPERTS: Experts = np.zeros(0, np.uint8)
 
+# [policy tokens, most of one token]: ids of the tokens that each one was sampled from, itself among
+# them; NO_CANDIDATE fills rows with fewer.
+Candidates = NDArray[np.int32]
+NO_CANDIDATE = -1
+# More would make a token's candidates the largest part of a trajectory.
+MOST_CANDIDATES = 64
+_NO_CANDIDATES: Candidates = np.zeros(0, np.int32)
+
 
 def expert_dtype(experts: int) -> type[np.uint8 | np.uint16]:
     """Return the smallest type that holds the ids of so many experts."""
@@ -93,6 +101,8 @@ class Sequence:
     messages: bytes = field(default=b"", repr=False)
     # None: it is the whole conversation.
     origin: SequenceOrigin | None = None
+    # None: its own tokens were sampled from the whole vocabulary.
+    candidates: Candidates | None = None
 
     @property
     def shared(self) -> int:
@@ -145,6 +155,8 @@ class Counts:
     # Offered tools, and turns with a malformed call.
     tools: int = 0
     malformed_turns: int = 0
+    # Sampled tokens that the engine had not named among their candidates.
+    mended_candidates: int = 0
     # A few faults of malformed calls, and a few names of tools that do not exist.
     parse_messages: dict[str, int] = field(default_factory=dict[str, int])
     unknown_tools: dict[str, int] = field(default_factory=dict[str, int])
@@ -226,8 +238,8 @@ class Trajectory:
 
 
 def content_digest(sequences: Items[Sequence]) -> bytes:
-    """Digest the bytes of token ids, logprobs and experts, and the hashes of pictures, sequence by
-    sequence."""
+    """Digest the bytes of token ids, logprobs, experts and candidates, and the hashes of pictures,
+    sequence by sequence."""
     return digest_arrays(
         part
         for each in sequences
@@ -247,16 +259,18 @@ def digest_arrays(arrays: Iterable[bytes | bytearray | memoryview]) -> bytes:
     return digest.digest()
 
 
-def wire_arrays(sequence: Sequence) -> tuple[memoryview, memoryview, memoryview]:
-    """Return token ids, logprobs and expert ids as they are on the wire and on disk: without what a
-    parent has, little-endian and flat, copied only if they are not so already."""
+def wire_arrays(sequence: Sequence) -> tuple[memoryview, memoryview, memoryview, memoryview]:
+    """Return token ids, logprobs, expert ids and candidates as they are on the wire and on disk:
+    without what a parent has, little-endian and flat, copied only if they are not so already."""
     experts = sequence.experts if sequence.experts is not None else _NO_EXPERTS
     if sequence.shared:
         experts = experts[sequence.shared :]
+    candidates = sequence.candidates if sequence.candidates is not None else _NO_CANDIDATES
     return (
         np.ascontiguousarray(sequence.token_ids[sequence.shared :], "<i4").data,
         np.ascontiguousarray(sequence.logprobs, "<f4").data,
         np.ascontiguousarray(experts, experts.dtype.newbyteorder("<")).reshape(-1).data,
+        np.ascontiguousarray(candidates, "<i4").reshape(-1).data,
     )
 
 

@@ -2,7 +2,8 @@
 
 The journal holds what people may read as JSON (`summary_json`), and the arrays as one blob
 (`array_bytes`): for each sequence its int32 token ids, then its float32 logprobs, both
-little-endian, then the kept part of its media, then the ids of its experts, then its messages.
+little-endian, then the kept part of its media, then the ids of its experts, then its messages, then
+the int32 ids of its candidates, if it has any: rows without their number of columns have none.
 Tokens and experts that a sequence shares with its parent are only the parent's."""
 
 import hashlib
@@ -17,6 +18,7 @@ from services.common.domain.attempts import AttemptKey, FailureKind, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import (
+    Candidates,
     Counts,
     Experts,
     Facts,
@@ -83,9 +85,9 @@ def array_bytes(trajectory: Trajectory) -> bytes:
     """Encode the arrays alone."""
     parts: list[bytes | memoryview] = []
     for sequence in trajectory.sequences:
-        token_ids, logprobs, experts = wire_arrays(sequence)
+        token_ids, logprobs, experts, candidates = wire_arrays(sequence)
         parts += (token_ids, logprobs, *(item.content for item in sequence.media))
-        parts += (experts, sequence.messages)
+        parts += (experts, sequence.messages, candidates)
     return b"".join(parts)
 
 
@@ -134,6 +136,8 @@ def _sequence_row(sequence: Sequence) -> dict[str, Any]:
     }
     if sequence.origin is not None:
         row["origin"] = asdict(sequence.origin)
+    if sequence.candidates is not None:
+        row["candidates"] = sequence.candidates.shape[1]
     return row
 
 
@@ -168,6 +172,15 @@ def _row_to_experts(row: list[Any] | None, arrays: bytes, offset: int) -> Expert
     size, *shape = row
     count = math.prod(shape)
     return np.frombuffer(arrays, f"<u{size}", count=count, offset=offset).reshape(shape)
+
+
+def _row_to_candidates(
+    columns: int | None, tokens: int, arrays: bytes, offset: int
+) -> Candidates | None:
+    if columns is None:
+        return None
+    found = np.frombuffer(arrays, "<i4", count=tokens * columns, offset=offset)
+    return found.reshape(tokens, columns)
 
 
 def _span_row(span: Span) -> list[Any]:
@@ -205,9 +218,11 @@ def _rows_to_sequences(
         offset += chosen.nbytes if chosen is not None else 0
         messages = arrays[offset : offset + row["messages"]]
         offset += len(messages)
+        candidates = _row_to_candidates(row.get("candidates"), written, arrays, offset)
+        offset += candidates.nbytes if candidates is not None else 0
         origin = _row_to_origin(row.get("origin"))
         if origin and origin.parent is not None:
             token_ids, chosen = join_parent(found[origin.parent], origin.shared, token_ids, chosen)
-        sequence = (token_ids, spans, logprobs, tuple(kept), chosen, messages, origin)
+        sequence = (token_ids, spans, logprobs, tuple(kept), chosen, messages, origin, candidates)
         found.append(Sequence(*sequence))
     return tuple(found)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.learner.algo.sampled_candidates import keep_candidates
+
 # Logit of ids that are never sampled: its exponential is exactly 0, as that of minus infinity is,
 # and their product is 0 and not NaN.
 _NEVER = -1e30
@@ -33,6 +35,7 @@ class _LossPlan:
     coupled: bool
     chunk: int
     banned: Tensor | None
+    candidates: Tensor | None
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -53,9 +56,12 @@ class _ChunkScores:
             head.new_empty(rows, len(head), dtype=precise) for _ in range(2)
         )
 
-    def score_chunk(self, hidden: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log softmax(hidden @ head.T / temperature) and its exponential, [n, vocab] each.
-        They belong to the caller until the next chunk."""
+    def score_chunk(
+        self, hidden: Tensor, temperature: Tensor, candidates: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return log softmax(hidden @ head.T / temperature) over the candidates [n, most] of each
+        position, and its exponential, [n, vocab] each. They belong to the caller until the next
+        chunk."""
         logits, probs = self._log_probs[: len(hidden)], self._probs[: len(hidden)]
         if logits.dtype == hidden.dtype:
             torch.mm(hidden, self._head.t(), out=logits)
@@ -64,6 +70,8 @@ class _ChunkScores:
         logits.div_(temperature[:, None])
         if self._banned is not None:
             logits.index_fill_(1, self._banned, _NEVER)
+        if candidates is not None:
+            keep_candidates(logits, candidates, _NEVER)
         # Not `softmax`: on a CPU it sums a row in as many float32 numbers as a vector has lanes,
         # and the unlikely tokens of a likely token's lane vanish.
         logits.sub_(logits.amax(-1, keepdim=True))
@@ -85,17 +93,23 @@ def token_logprobs(
     *,
     chunk: int,
     banned: Tensor | None = None,
+    candidates: Tensor | None = None,
 ) -> Tensor:
     """Return logprobs of `targets` [n], or several at each position [n, k], given `hidden`
-    [n, width]; float32, no gradient. Ids in `banned`, int64, are never sampled, and no targets."""
+    [n, width]; float32, no gradient. Ids in `banned`, int64, are never sampled, and no targets.
+    With `candidates` [n, most], int64 (see `join_candidates`), they are those among these alone."""
     precise = _accumulation_dtype(hidden.dtype)
     head, rows = weight.to(hidden.dtype), min(chunk, len(targets))
     scores = _ChunkScores(head, rows, precise, banned)
     logprobs = hidden.new_empty(targets.shape, dtype=precise)
     for span in _chunk_spans(len(targets), chunk):
-        log_probs, _ = scores.score_chunk(hidden[span], temperature[span])
+        log_probs, _ = scores.score_chunk(hidden[span], temperature[span], _part(candidates, span))
         logprobs[span] = _gather_targets(log_probs, targets[span])
     return logprobs
+
+
+def _part(rows: Tensor | None, span: slice) -> Tensor | None:
+    return None if rows is None else rows[span]
 
 
 def _gather_targets(log_probs: Tensor, targets: Tensor) -> Tensor:
@@ -114,6 +128,7 @@ def fused_policy_loss(
     coupled: bool = False,
     entropy_weights: EntropyWeights | None = None,
     banned: Tensor | None = None,
+    candidates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed objective, the logprob of each target, and each position's entropy (nats).
 
@@ -124,8 +139,9 @@ def fused_policy_loss(
     type.
     With `entropy_weights` the loss includes their product with the entropies, whose gradient is
     that of the full distribution and not of the sampled tokens. Ids in `banned`, int64, have the
-    probability 0 in it, and are no targets."""
-    plan = _LossPlan(objective, entropy_weights, coupled, chunk, banned)
+    probability 0 in it, and are no targets; so have, with `candidates` [n, most], int64 (see
+    `join_candidates`), all ids that are not among those of their position."""
+    plan = _LossPlan(objective, entropy_weights, coupled, chunk, banned, candidates)
     loss, logprobs, entropy = _FusedPolicyLoss.apply(hidden, weight, targets, temperature, plan)
     return loss, logprobs, entropy
 
@@ -153,7 +169,8 @@ class _FusedPolicyLoss(torch.autograd.Function):
         derive = _make_derivative(plan, hidden, weight, targets, temperature)
         scores = _ChunkScores(head, min(plan.chunk, len(targets)), precise, plan.banned)
         for span in _chunk_spans(len(targets), plan.chunk):
-            log_probs, probs = scores.score_chunk(hidden[span], temperature[span])
+            among = _part(plan.candidates, span)
+            log_probs, probs = scores.score_chunk(hidden[span], temperature[span], among)
             logprobs[span] = _gather_targets(log_probs, targets[span])
             # A row's dot product, without the matrix of all products.
             entropy[span] = -torch.bmm(probs[:, None], log_probs[:, :, None]).view(-1)
@@ -201,9 +218,8 @@ def _make_derivative(
     The derivative is with respect to the token's logprob."""
     if not plan.coupled:
         return lambda logprobs, span: _values_and_slope(plan.objective, logprobs, span)
-    logprobs = token_logprobs(
-        hidden, weight, targets, temperature, chunk=plan.chunk, banned=plan.banned
-    )
+    limits = {"banned": plan.banned, "candidates": plan.candidates}
+    logprobs = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk, **limits)
     values, slope = _values_and_slope(plan.objective, logprobs, slice(0, len(targets)))
     return lambda _, span: (values[span], slope[span])
 

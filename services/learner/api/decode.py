@@ -19,6 +19,7 @@ from services.learner.api.sequence_decode import (
     MalformedRequestError,
     SequenceArrays,
     TokenLimits,
+    check_candidates,
     check_experts,
     check_media,
     decode_sequence,
@@ -83,8 +84,8 @@ class TrajectoryAssembler:
             )
         # Each access to a field copies it.
         ids, scores, media, experts = chunk.token_ids, chunk.logprobs, chunk.media, chunk.experts
-        messages = chunk.messages
-        size = len(ids) + len(scores) + len(media) + len(experts) + len(messages)
+        messages, candidates = chunk.messages, chunk.candidates
+        size = sum(map(len, (ids, scores, media, experts, messages, candidates)))
         if not size:
             # A stream of empty chunks would never end.
             raise MalformedRequestError("a chunk is empty")
@@ -97,6 +98,7 @@ class TrajectoryAssembler:
         arrays.media = _extend(arrays.media, media)
         arrays.experts = _extend(arrays.experts, experts)
         arrays.messages = _extend(arrays.messages, messages)
+        arrays.candidates = _extend(arrays.candidates, candidates)
 
     def build_trajectory(self) -> Trajectory:
         """Build the whole trajectory once the stream has ended."""
@@ -116,7 +118,7 @@ class TrajectoryAssembler:
 
     def _digested_parts(self) -> Iterator[bytes | bytearray]:
         for sequence, arrays in zip(self._header.sequences, self._arrays, strict=True):
-            yield from (arrays.ids, arrays.scores, arrays.experts)
+            yield from (arrays.ids, arrays.scores, arrays.experts, arrays.candidates)
             yield from (item.sha256 for item in sequence.media if is_picture(item.mime))
 
     def _announced_bytes(self, sequence: trajectory_pb2.SequenceHeader, where: str) -> int:
@@ -135,6 +137,7 @@ class TrajectoryAssembler:
             8 * tokens
             + check_media(sequence, where)
             + check_experts(sequence, self._limits, where)
+            + check_candidates(sequence, where)
             + messages
         )
 

@@ -24,7 +24,11 @@ def lease_message(
         task_json=group.task.json,
         attempts=attempts,
         purpose=PURPOSES.encode(group.purpose),
-        sampling=groups_pb.SamplingParameters(temperature=group.temperature),
+        sampling=groups_pb.SamplingParameters(
+            temperature=group.temperature,
+            top_k=group.top_k or None,
+            top_p=group.top_p if group.top_k else None,
+        ),
         min_policy=encode_policy(lease.min_policy),
         eval_id=group.eval_id,
         group_deadline=to_duration(max(0.0, remaining_s)),

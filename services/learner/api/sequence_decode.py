@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.messages import check_messages
-from services.common.domain.token_authors import Author, Span
+from services.common.domain.token_authors import Author, Span, policy_mask
 from services.common.domain.trajectory import (
+    MOST_CANDIDATES,
     MOST_MEDIA_BYTES,
+    NO_CANDIDATE,
+    Candidates,
     Experts,
     Media,
     Sequence,
@@ -64,6 +67,7 @@ class SequenceArrays:
     media: bytes | bytearray = b""
     experts: bytes | bytearray = b""
     messages: bytes | bytearray = b""
+    candidates: bytes | bytearray = b""
 
 
 def check_media(header: trajectory_pb2.SequenceHeader, where: str) -> int:
@@ -132,6 +136,41 @@ def _decode_experts(
     return found
 
 
+def check_candidates(header: trajectory_pb2.SequenceHeader, where: str) -> int:
+    """Return the most bytes of candidates that a header announces; refuse too many."""
+    if header.candidates > MOST_CANDIDATES:
+        raise MalformedRequestError(
+            f"{where}: {header.candidates} candidates of a token; at most {MOST_CANDIDATES}"
+        )
+    return 4 * header.candidates * header.token_count
+
+
+def _decode_candidates(
+    content: bytes | bytearray,
+    columns: int,
+    sampled: NDArray[np.int32],
+    vocab_size: int,
+    where: str,
+) -> Candidates | None:
+    """Return the candidates of the `sampled` tokens."""
+    if len(content) != 4 * columns * len(sampled):
+        raise MalformedRequestError(
+            f"{where}: {len(content)} bytes for {columns} candidates of {len(sampled)} tokens"
+        )
+    if not columns:
+        return None
+    found = np.frombuffer(content, "<i4").reshape(-1, columns)
+    known, ordered = found != NO_CANDIDATE, np.sort(found, 1)
+    if found.size and not NO_CANDIDATE <= ordered[:, 0].min() <= ordered[:, -1].max() < vocab_size:
+        raise MalformedRequestError(f"{where}: a candidate is outside 0..{vocab_size - 1}")
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NO_CANDIDATE)
+    if twice.any() or (known[:, 1:] & ~known[:, :-1]).any():
+        raise MalformedRequestError(f"{where}: candidates must differ, and -1 only follow them")
+    if not (found == sampled[:, None]).any(1).all():
+        raise MalformedRequestError(f"{where}: a sampled token is not among its candidates")
+    return found
+
+
 def _decode_media(
     header: trajectory_pb2.SequenceHeader, content: bytes | bytearray, where: str
 ) -> Iterator[Media]:
@@ -184,6 +223,10 @@ def decode_sequence(
             f"{where}: {len(logprobs)} logprobs for {written} policy tokens"
         )
     _check_logprobs(logprobs, where)
+    sampled = token_ids[policy_mask(spans)[shared:]]
+    candidates = _decode_candidates(
+        arrays.candidates, header.candidates, sampled, limits.vocab_size, where
+    )
     media = tuple(_decode_media(header, arrays.media, where))
     experts = _decode_experts(header, arrays.experts, limits, where)
     messages = bytes(arrays.messages)
@@ -197,7 +240,7 @@ def decode_sequence(
             token_ids, experts = join_parent(earlier[origin.parent], shared, token_ids, experts)
     except ValueError as error:
         raise MalformedRequestError(f"{where}: {error}") from None
-    return Sequence(token_ids, spans, logprobs, media, experts, messages, origin)
+    return Sequence(token_ids, spans, logprobs, media, experts, messages, origin, candidates)
 
 
 def _decode_origin(

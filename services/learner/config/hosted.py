@@ -87,6 +87,8 @@ def _algorithm_problems(algorithm: "AlgorithmConfig") -> Iterator[str]:
 def _ignored_problems(config: "LearnerConfig") -> Iterator[str]:
     if config.temperature != 1:
         yield "learner.temperature: the service trains at temperature 1; set it to 1"
+    if config.top_k is not None:
+        yield "learner.top_k: the service does not name what it sampled from; leave it out"
     if config.guard.mode != "off":
         yield 'learner.guard.mode: the service scores no samples again; set it to "off"'
     guard = [key for key in given_keys(config.guard) if key not in _READ_GUARD]

@@ -65,6 +65,8 @@ _UNUSED: Mapping[str, str] = {
     ),
     "max_staleness": "nothing is sampled for a step, so nothing is stale; leave it out",
     "temperature": "the likelihood is that at temperature 1; leave it out",
+    "top_k": "nothing is sampled to train on; leave it out",
+    "top_p": "nothing is sampled to train on; leave it out",
     "guard": "no samples of engines are trained on, so none are compared; leave it out",
 }
 # Keys of `[learner.algorithm]` that hold for demonstrations too.

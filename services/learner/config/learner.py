@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.common.domain.trajectory import MOST_CANDIDATES
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import ConfigModel
 from services.common.spec.number_ranges import MOST_STEPS, Count, Seconds, Steps
@@ -228,8 +229,14 @@ class LearnerConfig(ServiceConfig):
     lease_ttl_s: Seconds = 30.0
     # From a group's first lease until its work is no longer accepted.
     group_deadline_s: Seconds = 1800.0
-    # TRAIN samples by temperature alone.
+    # Of samples to train on; evaluation sets have their own.
     temperature: float = Field(default=1.0, gt=0, le=10)
+    # Sample them from the `top_k` likeliest tokens, or with `top_p` from the likeliest of those
+    # that have so much of the probability. Engines name what each token was sampled from, and
+    # trainer and guard score it among the same. Absent: from all tokens. Evaluation has no such
+    # limits.
+    top_k: int | None = Field(default=None, ge=2, le=MOST_CANDIDATES)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
     # that their tokens count in the mean. `drop`: left out of the batch and not replaced.
     # `replace`: left out, and more are sampled until a step has `groups_per_step` with signal.
@@ -284,6 +291,16 @@ class LearnerConfig(ServiceConfig):
         if self.objective == "rl" and self.min_group > self.group_size:
             raise ValueError(
                 f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _candidates_are_bounded(self) -> Self:
+        if self.top_p < 1 and self.top_k is None:
+            raise ValueError(
+                f"top_p: {self.top_p:g} alone may keep the whole vocabulary, and what it keeps is"
+                " sent and stored with each token, so that the trainer scores it among the same;"
+                f" set learner.top_k too (2 to {MOST_CANDIDATES}), or leave top_p out"
             )
         return self
 

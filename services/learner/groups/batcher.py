@@ -197,4 +197,5 @@ def make_train_sequence(
         experts=sequence.experts,
         pictures=tuple(item.place for item in sequence.pictures),
         named_rewards=attempt.named_rewards,
+        candidates=sequence.candidates,
     )

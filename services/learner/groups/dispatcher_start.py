@@ -34,7 +34,13 @@ async def start_dispatcher(
     curriculum = await _build_curriculum(config, journal, tasks, seed)
     # The launcher assigns no epoch yet, so the journal's count is the only one.
     run_epoch = await journal.begin_epoch(at_least=1)
-    fresh = FreshGroups(curriculum, size=config.group_size, temperature=config.temperature)
+    fresh = FreshGroups(
+        curriculum,
+        size=config.group_size,
+        temperature=config.temperature,
+        top_k=config.top_k or 0,
+        top_p=config.top_p,
+    )
     dispatcher = GroupDispatcher(
         LeaseBook(_lease_rules(config), fresh),
         Batcher(

@@ -42,7 +42,8 @@ class Provenance:
         """Find out why a leased try is not used, if so.
 
         Raises UnknownPolicyError, or ValueError if a token was not sampled at the temperature of
-        its lease, which is used for scoring."""
+        its lease, or without as many candidates: both are used for scoring."""
+        _check_candidates(attempt)
         leased = np.float32(attempt.group.temperature)
         for span in attempt.trajectory.spans:
             if span.temperature is not None and np.float32(span.temperature) != leased:
@@ -96,3 +97,13 @@ class Provenance:
     def _refusal_count(self, worker_id: str) -> int:
         worker = self._workers.find_worker(worker_id)
         return worker.refusals if worker else 0
+
+
+def _check_candidates(attempt: SubmittedTry) -> None:
+    for sequence in attempt.trajectory.sequences:
+        named = 0 if sequence.candidates is None else sequence.candidates.shape[1]
+        if len(sequence.logprobs) and named != attempt.group.top_k:
+            raise ValueError(
+                f"{named} candidates of each token, but the lease asks for {attempt.group.top_k}"
+                " (learner.top_k); only vLLM's engines name them"
+            )

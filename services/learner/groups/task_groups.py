@@ -13,10 +13,20 @@ class FreshGroups:
     A restart continues after the last number in the journal. So that none is left out, every
     lease and every curriculum change is journaled with the groups drawn before it."""
 
-    def __init__(self, curriculum: Curriculum, *, size: int, temperature: float) -> None:
+    def __init__(
+        self,
+        curriculum: Curriculum,
+        *,
+        size: int,
+        temperature: float,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ) -> None:
         self.curriculum = curriculum
         self._size = size
         self._temperature = temperature
+        self._top_k = top_k
+        self._top_p = top_p
         self._unjournaled: dict[str, GroupSpec] = {}
 
     def __call__(self) -> GroupSpec:
@@ -29,6 +39,8 @@ class FreshGroups:
             purpose=Purpose.TRAIN,
             size=self._size,
             temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
         )
         self._unjournaled[spec.group_id] = spec
         return spec

@@ -76,8 +76,9 @@ def _to_train_sequence(
 ) -> TrainSequence:
     """Return the sequence up to where other weights took over: what follows was computed on a
     cache that both had filled, so no single version explains it."""
-    kept = takewhile(lambda span: span.policy in (None, first), sequence.spans)
+    kept = list(takewhile(lambda span: span.policy in (None, first), sequence.spans))
     end = sum(span.length for span in kept)
+    sampled = sum(span.length for span in kept if span.policy is not None)
     staleness = version - first.version
     row = make_train_sequence(trajectory, trajectory.reward or 0.0, sequence, staleness)
     return replace(
@@ -86,5 +87,6 @@ def _to_train_sequence(
         policy_mask=row.policy_mask[:end],
         behaviour_logprobs=row.behaviour_logprobs[:end],
         experts=None if row.experts is None else row.experts[:end],
+        candidates=None if row.candidates is None else row.candidates[:sampled],
         pictures=tuple(place for place in row.pictures if place.offset < end),
     )

@@ -96,6 +96,8 @@ def _spec_to_json(spec: GroupSpec) -> str:
             "size": spec.size,
             "temperature": spec.temperature,
             "requeues": spec.requeues,
+            "top_k": spec.top_k,
+            "top_p": spec.top_p,
             "exact": [policy.run_epoch, policy.version] if policy else None,
         },
         ensure_ascii=False,
@@ -115,4 +117,7 @@ def _row_to_spec(row: list[Any]) -> GroupSpec:
         requeues=data["requeues"],
         eval_id=eval_id,
         exact_policy=PolicyId(*data["exact"]) if data["exact"] else None,
+        # Not in format 7.
+        top_k=data.get("top_k", 0),
+        top_p=data.get("top_p", 1.0),
     )

@@ -115,6 +115,7 @@ class GradientAccumulator:
             coupled=objective.coupled,
             entropy_weights=on_pack.entropy_weights if self.entropy_bonus else None,
             banned=self.policy.banned,
+            candidates=targets.candidates,
         )
         loss.backward()
         figures = torch.stack([loss.detach().double(), entropy.double().sum()])

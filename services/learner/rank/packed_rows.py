@@ -18,6 +18,7 @@ from services.learner.algo.prefix_sharing import (
     cluster_by_prefix,
     split_for_ranks,
 )
+from services.learner.algo.sampled_candidates import join_candidates
 from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.device_transfer import to_device
 from services.learner.rank.model import Policy
@@ -127,6 +128,8 @@ class PackTargets:
     temperature: Tensor
     # Index of each token's row in the pack.
     sequence: Tensor
+    # [policy tokens, most]: see `join_candidates`.
+    candidates: Tensor | None
 
     @staticmethod
     def from_pack(pack: Pack, device: torch.device) -> "PackTargets":
@@ -140,7 +143,11 @@ class PackTargets:
             np.repeat(temperatures, counts),
             np.repeat(np.arange(len(rows)), counts),
         )
-        return PackTargets(*(to_device(column, device) for column in columns))
+        candidates = join_candidates([row.candidates for row in rows], counts)
+        return PackTargets(
+            *(to_device(column, device) for column in columns),
+            candidates=None if candidates is None else to_device(candidates, device),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.trajectory import Experts
+from services.common.domain.trajectory import Candidates, Experts
 from services.common.images.picture import PlacedPicture
 from services.learner.algo.predicting_positions import predicting_positions
 from services.learner.types import TrainSequence
@@ -34,6 +34,8 @@ class Row:
     # Most first tokens that other rows may share; None: those before the first policy token.
     prompt: int | None = None
     pictures: Sequence[PlacedPicture] = ()
+    # What each policy token was sampled from; None: the whole vocabulary.
+    candidates: Candidates | None = None
 
     @staticmethod
     def from_sequence(index: int, sequence: TrainSequence) -> "Row":
@@ -52,6 +54,7 @@ class Row:
             sequence.experts,
             # A run holds no policy token, so it lies before the end or behind it.
             pictures=[place for place in sequence.pictures if place.offset < end],
+            candidates=sequence.candidates,
         )
 
 

@@ -16,6 +16,7 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.mismatch import measure_version_mismatch
 from services.learner.algo.packing import Segments
 from services.learner.algo.predicting_positions import predicting_positions
+from services.learner.algo.sampled_candidates import join_candidates
 from services.learner.config.rank import RankConfig
 from services.learner.rank.lora import Adapters
 from services.learner.rank.model import Policy
@@ -47,6 +48,8 @@ class PolicyTokens:
     sequence: NDArray[np.int64]
     # Bool, true where the engine scored a token that it had not sampled; None if nowhere.
     canary: Tensor | None
+    # [n, most]: see `join_candidates`.
+    candidates: Tensor | None
 
     @staticmethod
     def from_batch(
@@ -61,6 +64,7 @@ class PolicyTokens:
         pairs = list(zip(rows, places, strict=True))
         heat = [np.full(len(place), row.temperature) for (_, row), place in pairs]
         given = [np.full(len(place), row.canary) for (_, row), place in pairs]
+        limits = join_candidates([row.candidates for _, row in rows], list(map(len, places)))
         return PolicyTokens(
             concat_to_tensor([row.token_ids[place] for (_, row), place in pairs], torch.int64),
             concat_to_tensor(
@@ -70,6 +74,7 @@ class PolicyTokens:
             np.concatenate(places),
             np.concatenate([np.full(len(place), index) for (index, _), place in pairs]),
             concat_to_tensor(list(given), torch.bool) if any(s.canary for _, s in rows) else None,
+            None if limits is None else torch.from_numpy(limits).to(device),
         )
 
 
@@ -112,7 +117,8 @@ def score_states(
 ) -> Tensor:
     """Return the logprobs of policy tokens [n], given the states that predict them."""
     columns = (hidden, head, tokens.targets, tokens.temperature)
-    found = token_logprobs(*columns, chunk=chunk, banned=policy.banned)
+    limits = {"banned": policy.banned, "candidates": tokens.candidates}
+    found = token_logprobs(*columns, chunk=chunk, **limits)
     if policy.banned is None or tokens.canary is None:
         return found
     return torch.where(tokens.canary, token_logprobs(*columns, chunk=chunk), found)

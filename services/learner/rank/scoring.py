@@ -24,6 +24,7 @@ def score_rows(policy: Policy, rows: Sequence[Row], packer: RowPacker, *, chunk:
             *(hidden, policy.head, targets.token_ids, targets.temperature),
             chunk=chunk,
             banned=policy.banned,
+            candidates=targets.candidates,
         )
 
     return _compute_by_row(policy, rows, packer, score_pack)

@@ -164,10 +164,10 @@ def _to_arrays(sequences: Sequence[TrainSequence]) -> dict[str, NDArray[Any]]:
         "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
         "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
     }
+    named = {f"experts.{index}": each.experts for index, each in enumerate(sequences)}
+    named |= {f"candidates.{index}": each.candidates for index, each in enumerate(sequences)}
     return arrays | {
-        f"experts.{index}": np.ascontiguousarray(sequence.experts)
-        for index, sequence in enumerate(sequences)
-        if sequence.experts is not None
+        name: np.ascontiguousarray(array) for name, array in named.items() if array is not None
     }
 
 
@@ -205,6 +205,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         message["canary"],
         [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
         message["named_rewards"],
+        [arrays.get(f"candidates.{index}") for index in range(len(lengths))],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)

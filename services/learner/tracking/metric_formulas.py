@@ -120,6 +120,17 @@ def environment_metrics(
     return metrics
 
 
+def candidate_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
+    """Return `mismatch/mended_candidates`: the share of the policy's tokens that the engine had not
+    listed among the candidates that it sampled from. Empty if none of the groups has candidates."""
+    limited = [record for group in groups if group.spec.top_k for record in group.graded]
+    if not limited:
+        return {}
+    mended = sum(record.trajectory.counts.mended_candidates for record in limited)
+    tokens = sum(record.policy_tokens for record in limited)
+    return {"mismatch/mended_candidates": mended / max(1, tokens)}
+
+
 def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, float]:
     """Return `async/*` except the counts of dropped groups.
 

@@ -16,6 +16,7 @@ from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.curriculum_changes import EventKind, TaskStanding
 from services.learner.tracking.metric_formulas import (
     StepTimes,
+    candidate_metrics,
     cost_metrics,
     environment_metrics,
     failure_metrics,
@@ -124,6 +125,7 @@ class StepMetrics:
         return {
             **reward_metrics(groups),
             **environment_metrics(groups, counters.tries, counters.no_grade),
+            **candidate_metrics(groups),
             **staleness_metrics(batch, version, tally),
             **failure_metrics(counters),
             **cost_metrics(batch, counters),

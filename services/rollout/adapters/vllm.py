@@ -25,7 +25,11 @@ from services.common.rpc.deadlines import loop_time
 from services.common.telemetry.log import get_logger
 from services.rollout.adapters.engine_machines import EngineMachines
 from services.rollout.adapters.vllm_adapter_request import load_adapter, make_adapter_request
-from services.rollout.adapters.vllm_answers import check_completion, sampled_logprobs
+from services.rollout.adapters.vllm_answers import (
+    check_completion,
+    sampled_among_candidates,
+    sampled_logprobs,
+)
 from services.rollout.adapters.vllm_experts import EngineExperts
 from services.rollout.adapters.vllm_file_copies import file_on_machines
 from services.rollout.adapters.vllm_options import ServedModel
@@ -145,7 +149,7 @@ class VllmEngine:
                 )
             except TimeoutError:
                 return OUT_OF_TIME
-            completion = self._make_completion(answer.outputs[0], over=over)
+            completion = self._make_completion(answer.outputs[0], over=over, top_k=sampling.top_k)
             if self._experts is not None:
                 experts = await self._experts.take_experts(answer, sampling)
                 completion = replace(completion, experts=experts)
@@ -362,18 +366,27 @@ class VllmEngine:
             raise EngineError("no policy is loaded")
         return self.policy
 
-    def _make_completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
+    def _make_completion(
+        self, output: "CompletionOutput", *, over: bool, top_k: int = 0
+    ) -> Completion:
         """Build a completion; with `over` its time is over, so an abort is ours."""
         aborted = output.finish_reason == "abort"
         if aborted and not over:
             raise RequestAborted("the engine gave up the request")
+        logprobs, candidates, mended = (
+            sampled_among_candidates(output.logprobs, top_k)
+            if top_k
+            else (sampled_logprobs(output.logprobs), None, 0)
+        )
         return check_completion(
             Completion(
                 token_ids=np.array(output.token_ids, np.int32),
-                logprobs=sampled_logprobs(output.logprobs),
+                logprobs=logprobs,
                 spans=self._make_spans(output),
                 cut=output.finish_reason == "length",
                 timed_out=aborted,
+                candidates=candidates,
+                mended=mended,
             )
         )
 

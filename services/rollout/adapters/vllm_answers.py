@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.common.domain.trajectory import NO_CANDIDATE, Candidates
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion
 
@@ -30,3 +31,22 @@ def sampled_logprobs(flat: Any) -> NDArray[np.float32]:
     values = np.array(flat.logprobs, np.float32)
     first = np.array(flat.start_indices, np.int64)
     return np.minimum(values[first[first < len(values)]], np.float32(0.0))
+
+
+def sampled_among_candidates(flat: Any, top_k: int) -> tuple[NDArray[np.float32], Candidates, int]:
+    """Return each token's logprob among its candidates, these [tokens, top_k], and the number of
+    tokens that were not among them.
+
+    At each position vLLM lists the sampled token, then the `top_k` likeliest. Those that it could
+    not sample have the logprob -inf. If tokens tie for the last place, it samples from all of them
+    and lists only some: a sampled one that is left out replaces the least likely, and logprobs are
+    normalised again over those listed, which are all that the trainer knows of."""
+    ids = np.array(flat.token_ids, np.int32).reshape(-1, top_k + 1)
+    scores = np.array(flat.logprobs, np.float64).reshape(-1, top_k + 1)
+    sampled, own = ids[:, 0], scores[:, 0]
+    listed, likely = ids[:, 1:].copy(), scores[:, 1:].copy()
+    left_out = ~((listed == sampled[:, None]) & np.isfinite(likely)).any(1)
+    listed[left_out, -1], likely[left_out, -1] = sampled[left_out], own[left_out]
+    listed[np.isneginf(likely)] = NO_CANDIDATE
+    logprobs = own - np.logaddexp.reduce(likely, axis=1)
+    return np.minimum(logprobs, 0.0).astype(np.float32), listed, int(left_out.sum())

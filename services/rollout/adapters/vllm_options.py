@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from services.common.domain.trajectory import MOST_CANDIDATES
 from services.common.images.vision_family import load_vision_family
 from services.common.models.expert_models import count_experts
 from services.common.models.text_only import add_to_python_path
@@ -69,6 +70,7 @@ def engine_options(config: EngineConfig, model: ServedModel, index: int = 0) -> 
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel,
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MOST_CANDIDATES,
         "disable_log_stats": True,
         "worker_extension_cls": WEIGHT_LOADER,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER},

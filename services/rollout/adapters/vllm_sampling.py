@@ -28,7 +28,8 @@ def turn_params(
         top_k=sampling.top_k,
         seed=derive_seed(sampling, length) if seeded else None,
         max_tokens=max_tokens,
-        logprobs=0,
+        # Besides the sampled token's: those of what it was sampled from.
+        logprobs=sampling.top_k,
         stop_token_ids=list(stop),
         **more,
     )

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from services.common.domain.trajectory import MOST_CANDIDATES
+
 _ENGINE = "rollout.engine."
 # Set by keys that other parts of a run read too.
 OWN_KEYS: Mapping[str, str] = {
@@ -167,6 +169,8 @@ def _find_refusal(name: str, value: object) -> str:
         return f"expected {' or '.join(map(str, allowed))}: {why}"
     if name == "pipeline_parallel_size" and (type(value) is not int or not 1 <= value <= 1024):
         return "expected a number of GPUs, at most 1024"
+    if name == "max_logprobs" and type(value) is int and -1 < value < MOST_CANDIDATES:
+        return f"expected at least {MOST_CANDIDATES}, or -1: learner.top_k may ask for as many"
     return ""
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import MOST_MEDIA_BYTES, Experts, Media
+from services.common.domain.trajectory import MOST_MEDIA_BYTES, Candidates, Experts, Media
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.images.picture import ShownPicture
 from services.common.images.placeholders import cut_at, move_places
@@ -52,6 +52,7 @@ class Transcript:
         self._media: list[Media] = []
         self._hashes: set[str] = set()
         self._experts: list[Experts] = []
+        self._candidates: list[Candidates] = []
         self._add_written(prompt_ids, pictures, Author.PROMPT)
 
     def __len__(self) -> int:
@@ -71,6 +72,8 @@ class Transcript:
         self._logprobs.append(completion.logprobs)
         if completion.experts is not None:
             self._experts.append(completion.experts)
+        if completion.candidates is not None:
+            self._candidates.append(completion.candidates)
         self._spans += [
             Span(Author.FORCED, span.length)
             if span.policy is None
@@ -137,7 +140,10 @@ class Transcript:
         """The tokens in the learner's format."""
         experts = np.concatenate(self._experts) if self._experts else None
         media = (*map(self._describe, self.pictures), *self._media)
-        return TokenSequence(self._ids, self.spans, self.logprobs, media, experts)
+        candidates = np.concatenate(self._candidates) if self._candidates else None
+        return TokenSequence(
+            self._ids, self.spans, self.logprobs, media, experts, candidates=candidates
+        )
 
     @property
     def files(self) -> Mapping[str, bytes]:

@@ -54,6 +54,7 @@ class TurnSampler:
             piece = await self._generate_piece(state, sampling, most)
             room = budget.tokens - len(piece.token_ids)
             written += piece.token_ids.tolist()
+            state.counts.mended_candidates += piece.mended
             end = self._thinking.make_end(written, room) if piece.cut else None
             for each in (piece, end) if end is not None else (piece,):
                 transcript.add_completion(each, sampling.temperature)

@@ -65,6 +65,19 @@ def test_a_row_holds_all_arrays(experts: tuple[Experts | None, ...]) -> None:
     assert record_digest(found) == record_digest(made)
 
 
+def test_a_row_holds_candidates_and_one_without_any_is_as_before() -> None:
+    made = make_trajectory(NARROW, None, WIDE)
+    first, *others = made.sequences
+    candidates = np.array([[0, 5], [1, -1], [7, 2]], np.int32)
+    held = replace(made, sequences=(replace(first, candidates=candidates), *others))
+    found = restored(held, summary_json(held)).sequences
+    np.testing.assert_array_equal(found[0].candidates, candidates)  # pyright: ignore[reportArgumentType]
+    assert [each.candidates for each in found[1:]] == [None, None]
+    np.testing.assert_array_equal(found[2].experts, WIDE)  # pyright: ignore[reportArgumentType]
+    assert "candidates" not in json.loads(summary_json(made))["sequences"][0]
+    assert len(array_bytes(held)) == len(array_bytes(made)) + candidates.nbytes
+
+
 def test_other_experts_are_another_content() -> None:
     assert content_digest(make_trajectory(NARROW).sequences) != content_digest(
         make_trajectory(NARROW[::-1]).sequences

@@ -47,7 +47,11 @@ class Problem:
         return objective, objective.make_pack_loss(tokens)
 
     def fused(
-        self, keys: dict[str, Any], chunk: int, banned: Tensor | None = None
+        self,
+        keys: dict[str, Any],
+        chunk: int,
+        banned: Tensor | None = None,
+        candidates: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         objective, pack = self.pack(keys)
         return fused_policy_loss(
@@ -60,20 +64,22 @@ class Problem:
             coupled=objective.coupled,
             entropy_weights=pack.entropy_weights,
             banned=banned,
+            candidates=candidates,
         )
 
     def naive(
-        self, keys: dict[str, Any], kept: Tensor | None = None
+        self, keys: dict[str, Any], kept: Tensor | list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute them by the full matrix of logits, with autograd through all of it; only the ids
-        in `kept`, by default all, can be sampled."""
+        in `kept`, by default all, can be sampled: everywhere, or at each position."""
         _, pack = self.pack(keys)
         logits = self.hidden @ self.weight.t() / self.temperature[:, None]
         kept = torch.arange(VOCAB) if kept is None else kept
-        log_probs = logits[:, kept].log_softmax(-1)
-        places = torch.searchsorted(kept, self.targets)
-        logprobs = log_probs.gather(1, places[:, None]).squeeze(1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        rows = kept if isinstance(kept, list) else [kept] * TOKENS
+        log_probs = [row[ids].log_softmax(-1) for row, ids in zip(logits, rows, strict=True)]
+        found = zip(log_probs, rows, self.targets, strict=True)
+        logprobs = torch.stack([row[ids == target].squeeze() for row, ids, target in found])
+        entropy = torch.stack([-(row.exp() * row).sum() for row in log_probs])
         everything = slice(0, TOKENS)
         loss = pack(logprobs, everything).sum()
         return loss + (pack.entropy_weights(everything) * entropy).sum(), logprobs, entropy
@@ -130,6 +136,85 @@ def test_ids_that_are_never_sampled_are_as_if_they_were_not_there(name: str, chu
     )
     torch.testing.assert_close(scored, naive[1].detach(), rtol=1e-12, atol=1e-12)
     assert (fused[1] - case.naive(keys)[1]).abs().max() > 1e-3
+
+
+def drawn_candidates(targets: Tensor) -> list[Tensor]:
+    """Return different candidates at each position, the target among them: from it alone to all."""
+    generator = torch.Generator().manual_seed(7)
+    counts = [1, VOCAB, *torch.randint(2, 20, (TOKENS - 2,), generator=generator).tolist()]
+    found: list[Tensor] = []
+    for target, count in zip(targets.tolist(), counts, strict=True):
+        order = torch.randperm(VOCAB, generator=generator)
+        others = order[order != target][: count - 1]
+        # Anywhere among them.
+        at = int(torch.randint(count, (1,), generator=generator))
+        found.append(torch.cat([others[:at], torch.tensor([target]), others[at:]]))
+    return found
+
+
+def padded(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_tokens_are_scored_among_the_candidates_of_their_position(name: str, chunk: int) -> None:
+    case, keys = problem(), OBJECTIVES[name]
+    rows = drawn_candidates(case.targets)
+    candidates = padded(rows)
+    # A position without candidates is scored among all ids.
+    candidates[5], rows[5] = -1, torch.arange(VOCAB)
+    fused, naive = case.fused(keys, chunk, candidates=candidates), case.naive(keys, rows)
+    for ours, theirs in zip(fused, naive, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-12, atol=1e-12)
+    leaves = [case.hidden, case.weight]
+    grads = torch.autograd.grad(fused[0], leaves), torch.autograd.grad(naive[0], leaves)
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    scored = token_logprobs(
+        *(case.hidden, case.weight, case.targets, case.temperature),
+        chunk=chunk,
+        candidates=candidates,
+    )
+    torch.testing.assert_close(scored, naive[1].detach(), rtol=1e-12, atol=1e-12)
+    # What has one candidate only is certain.
+    assert scored[0] == 0 and fused[2][0] == 0
+    assert (scored - case.naive(keys)[1])[2:5].abs().min() > 1e-3
+
+
+def test_float32_scores_among_candidates_are_those_of_float64() -> None:
+    case = problem()
+    rows = drawn_candidates(case.targets)
+    columns = (case.hidden, case.weight, case.targets, case.temperature)
+    single = [each.detach().float() if each.is_floating_point() else each for each in columns]
+    found = token_logprobs(*single, chunk=8, candidates=padded(rows))
+    exact = case.naive(OBJECTIVES["ppo_clip"], rows)[1].detach()
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"loss": "importance_sampling"}, {"clip_low": 0.9, "entropy_coefficient": 0.3}]
+)
+def test_the_gradient_among_candidates_is_that_of_finite_differences(keys: dict[str, Any]) -> None:
+    case = problem()
+    candidates = padded(drawn_candidates(case.targets))
+
+    def value() -> float:
+        return float(case.fused(keys, 8, candidates=candidates)[0])
+
+    loss, *_ = case.fused(keys, 8, candidates=candidates)
+    grads = torch.autograd.grad(loss, [case.hidden, case.weight])
+    generator = torch.Generator().manual_seed(1)
+    for leaf, grad in zip((case.hidden, case.weight), grads, strict=True):
+        along = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            leaf += 1e-6 * along
+            above = value()
+            leaf -= 2e-6 * along
+            slope = (above - value()) / 2e-6
+            leaf += 1e-6 * along
+        assert slope == pytest.approx(float((grad * along).sum()), abs=1e-8, rel=1e-6)
+        assert abs(slope) > 1e-3
 
 
 def test_a_frozen_head_is_spared_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

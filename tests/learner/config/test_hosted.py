@@ -68,6 +68,7 @@ def test_a_loss_that_the_service_lacks_is_refused_with_those_that_it_has(loss: s
         ({"lora": {"rank": 8, "alpha": 16.0}}, "learner.lora.alpha: the service's is 32"),
         ({"lora": {"rank": 8, "target_modules": ["q_proj"]}}, "learner.lora.target_modules"),
         ({"temperature": 0.9}, "learner.temperature: the service trains at temperature 1"),
+        ({"top_k": 8}, "learner.top_k: the service does not name what it sampled from"),
         ({"guard": {"mode": "warn"}}, "learner.guard.mode: the service scores no samples again"),
         ({"guard": {"audit_tokens": 7}}, "learner.guard.audit_tokens"),
         ({"rank": {"device": "cuda"}}, "learner.rank.device"),

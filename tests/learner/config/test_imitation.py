@@ -59,6 +59,7 @@ def test_the_table_and_the_objective_need_each_other() -> None:
         ({"group_size": 8}, "learner.group_size: demonstrations are no groups"),
         ({"max_staleness": 2}, "learner.max_staleness: nothing is sampled for a step"),
         ({"temperature": 0.7}, "learner.temperature: the likelihood is that at temperature 1"),
+        ({"top_k": 8}, "learner.top_k: nothing is sampled to train on"),
         ({"guard": {"audit_tokens": 1}}, "learner.guard: no samples of engines"),
         ({"sampling": {"mixing": "proportional"}}, "learner.sampling: demonstrations are no"),
         ({"algorithm": {"loss": "gspo"}}, "learner.algorithm.loss: it is of reinforcement"),

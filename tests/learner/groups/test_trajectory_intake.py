@@ -1,5 +1,5 @@
 """Work under way in an engine that is found torn is not used, however soon it recovers; without a
-lease only repeats are taken."""
+lease only repeats are taken; and with as many candidates as it asks for."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flotilla.learner.v1.group_service_pb2 import SamplingParameters
 from services.common.domain.attempts import AttemptKey, StopReason
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span
 from services.common.domain.trajectory import Sequence, Trajectory, content_digest
 from services.common.rpc.deadlines import loop_time
 from services.common.run_folder.trajectory_tables import ContentConflictError
+from services.learner.api.encode import lease_message
 from services.learner.group_types import Lease, SubmittedTry
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.groups.dispatcher_start import start_dispatcher
@@ -32,9 +34,11 @@ NEWEST = PolicyId(1, 0, b"f" * 32)
 
 
 @asynccontextmanager
-async def leased(tmp_path: Path) -> AsyncGenerator[tuple[GroupDispatcher, Lease]]:
+async def leased(
+    tmp_path: Path, **learner: object
+) -> AsyncGenerator[tuple[GroupDispatcher, Lease]]:
     """A dispatcher whose worker `w` serves the newest policy and holds a lease."""
-    config = make_config(tmp_path, lease_ttl_s=60.0)
+    config = make_config(tmp_path, lease_ttl_s=60.0, **learner)
     journal = open_journal(tmp_path / "run")
     dispatcher = await start_dispatcher(config, journal, load_tasks(Path(config.tasks)), 0)
     await dispatcher.advance_policy(NEWEST, None)
@@ -120,3 +124,44 @@ async def test_without_a_lease_only_a_repeat_of_the_same_content_is_taken(tmp_pa
         with pytest.raises(LeaseLostError):
             await dispatcher.intake.submit_try(next_try)
         assert query(tmp_path, "SELECT try, reward FROM trajectories") == [(0, 1.0)]
+
+
+def asked_sampling(lease: Lease) -> SamplingParameters:
+    """Return the sampling that a lease's message asks of a worker."""
+    seeds = range(len(lease.attempts))
+    times: dict[str, Any] = {"remaining_s": 1.0, "ttl_s": 1.0}
+    return lease_message(lease, seeds, run_epoch=1, tries=1, **times).sampling
+
+
+def naming(attempt: SubmittedTry, columns: int) -> SubmittedTry:
+    """Return the try with so many candidates of its token."""
+    (sequence,) = attempt.trajectory.sequences
+    candidates = np.arange(2, 2 + columns, dtype=np.int32)[None]
+    held = (replace(sequence, candidates=candidates),)
+    attempt.trajectory = replace(
+        attempt.trajectory, sequences=held, content_digest=content_digest(held)
+    )
+    return attempt
+
+
+async def test_a_lease_asks_for_candidates_and_only_as_many_are_taken(tmp_path: Path) -> None:
+    async with leased(tmp_path, top_k=3, top_p=0.9) as (dispatcher, lease):
+        asked = asked_sampling(lease)
+        assert (asked.top_k, asked.top_p) == (3, pytest.approx(0.9))
+        for other, named in ((won(lease), 0), (naming(won(lease), 2), 2)):
+            with pytest.raises(ValueError, match=f"{named} candidates of each token.* asks for 3"):
+                await dispatcher.intake.submit_try(other)
+        await dispatcher.intake.submit_try(naming(won(lease), 3))
+        (stored,) = await dispatcher.endings.journal.load_trajectories([won(lease).key])
+        held = stored.sequences[0].candidates
+        assert held is not None and held.tolist() == [[2, 3, 4]]
+
+
+async def test_without_top_k_no_candidates_are_asked_for_or_taken(tmp_path: Path) -> None:
+    async with leased(tmp_path) as (dispatcher, lease):
+        asked = asked_sampling(lease)
+        assert not asked.HasField("top_k") and not asked.HasField("top_p")
+        with pytest.raises(
+            ValueError, match="3 candidates of each token, but the lease asks for 0"
+        ):
+            await dispatcher.intake.submit_try(naming(won(lease), 3))

@@ -38,6 +38,7 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
             experts=np.arange(12 * index, dtype=np.uint16).reshape(index, 3, 4) if index else None,
             turns=(TurnTokens(0, 3, 0.1 * index), TurnTokens(2, 1, None)) if index else (),
             named_rewards={"style": 0.1 * index} if index else {},
+            candidates=np.arange(2 * index, dtype=np.int32).reshape(index, 2) if index else None,
         )
         for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
     )
@@ -56,6 +57,9 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
         if got.experts is not None and sent.experts is not None:
             assert got.experts.dtype == np.uint16
             np.testing.assert_array_equal(got.experts, sent.experts)
+        assert (got.candidates is None) == (sent.candidates is None)
+        if got.candidates is not None and sent.candidates is not None:
+            np.testing.assert_array_equal(got.candidates, sent.candidates)
 
 
 def test_pictures_arrive_once_with_all_their_places(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from services.learner.sampling.tasks import Task
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.tracking.metric_formulas import (
     StepTimes,
+    candidate_metrics,
     environment_metrics,
     failure_metrics,
     ks_distance,
@@ -66,6 +68,14 @@ GROUPS = [
     group("shop", [0.0, 0.0, 0.0, 0.0]),
     group("desk/a", [0.5, 1.5, 0.5, 0.5]),
 ]
+
+
+def test_mended_candidates_are_a_share_of_the_tokens_that_have_candidates() -> None:
+    assert candidate_metrics(GROUPS) == {}
+    mended = group("shop", [1.0, 0.0], counts=Counts(mended_candidates=3))
+    limited = replace(mended, spec=replace(mended.spec, top_k=8))
+    # 3 of each attempt's 10 tokens.
+    assert candidate_metrics([*GROUPS, limited]) == {"mismatch/mended_candidates": 0.3}
 
 
 def test_reward_metrics_by_hand() -> None:

@@ -29,14 +29,16 @@ NAMES, HISTOGRAMS = "## Names", "### Histograms"
 # Only of a run at a Tinker service, see test_tinker_metrics.py.
 TINKER = "### Names of the reference's Tinker entry point"
 # No upload ends within the test, no launcher reports prices, no engine of experts, nothing is
-# compiled and nothing dumped, no service trains, nothing is imitated: tests/learner/checkpoints,
-# tests/learner/run/test_step_recorder.py, tests/learner/dumps, tests/learner/hosted,
+# compiled and nothing dumped, no service trains, nothing is imitated, no candidates are named:
+# tests/learner/checkpoints, tests/learner/run/test_step_recorder.py, test_metric_formulas.py,
+# tests/learner/dumps, tests/learner/hosted,
 # tests/learner/imitation, and in tests/learner/rank test_routing_replay.py and
 # test_block_compilation.py have them.
 ELSEWHERE = (
     "with `checkpoint.remote`",
     "whose price is known",
     "with `policy.routing_replay`",
+    "with `learner.top_k`",
     "with `learner.dumps`",
     "with `learner.rank.compile`",
     'with `learner.engine = "tinker"`',

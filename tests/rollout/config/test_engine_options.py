@@ -50,6 +50,7 @@ def test_an_option_with_a_key_of_its_own_names_that_key(
     [
         ("logprobs_mode", "raw_logprobs", "the distribution it was sampled from"),
         ("generation_config", "auto", "temperature, top_p and top_k alone"),
+        ("max_logprobs", 20, "at least 64, or -1: learner.top_k may ask for as many"),
         ("speculative_config", {"method": "ngram"}, "no update reaches a drafter"),
         ("load_format", "pt", "a pickle could run code"),
         ("quantization", "fp8", "would keep the weights before them"),

@@ -222,9 +222,7 @@ global___LeasedAttempt = LeasedAttempt
 
 @typing.final
 class SamplingParameters(google.protobuf.message.Message):
-    """Sampling parameters. TRAIN leases set only the temperature: truncated sampling
-    is a distribution that the trainer cannot score.
-    """
+    """Sampling parameters."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -233,9 +231,11 @@ class SamplingParameters(google.protobuf.message.Message):
     TOP_K_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     top_p: builtins.float
-    """Absent means 1."""
+    """Absent means 1. Never set without `top_k`."""
     top_k: builtins.int
-    """Absent means off."""
+    """Absent means off. If set, every sampled token is submitted with its
+    candidates: the trainer scores it among those alone.
+    """
     def __init__(
         self,
         *,

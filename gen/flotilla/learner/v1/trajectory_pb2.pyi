@@ -300,11 +300,11 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """
     content_digest: builtins.bytes
     """XXH3-128, big-endian as xxHash defines it, over the bytes of all token ids,
-    then of all logprobs, then of all experts, then the `sha256` of its pictures,
-    sequence by sequence. Catches
-    truncation, reordering and damage, and makes repeats comparable. It need not
-    resist deliberate collisions: a worker that sends both contents of an attempt
-    gains nothing from one.
+    then of all logprobs, then of all experts, then of all candidates, then the
+    `sha256` of its pictures, sequence by sequence. Catches truncation, reordering
+    and damage, and makes repeats comparable. It need not resist deliberate
+    collisions: a worker that sends both contents of an attempt gains nothing from
+    one.
     """
     tools: builtins.bytes
     """The tools that the chat template was given: a JSON array of function
@@ -414,9 +414,14 @@ class SequenceHeader(google.protobuf.message.Message):
     EXPERTS_FIELD_NUMBER: builtins.int
     MESSAGES_BYTES_FIELD_NUMBER: builtins.int
     ORIGIN_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_NUMBER: builtins.int
     token_count: builtins.int
     messages_bytes: builtins.int
     """Length of the messages that follow in chunks; at most 4 MiB."""
+    candidates: builtins.int
+    """Candidates of each of the policy's tokens: `top_k` of the lease. 0: they were
+    sampled from the whole vocabulary.
+    """
     @property
     def spans(self) -> global___Spans:
         """Their lengths sum to `token_count`."""
@@ -440,9 +445,10 @@ class SequenceHeader(google.protobuf.message.Message):
         experts: global___RoutedExperts | None = ...,
         messages_bytes: builtins.int = ...,
         origin: global___SequenceOrigin | None = ...,
+        candidates: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["experts", b"experts", "origin", b"origin", "spans", b"spans"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["experts", b"experts", "media", b"media", "messages_bytes", b"messages_bytes", "origin", b"origin", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["candidates", b"candidates", "experts", b"experts", "media", b"media", "messages_bytes", b"messages_bytes", "origin", b"origin", "spans", b"spans", "token_count", b"token_count"]) -> None: ...
 
 global___SequenceHeader = SequenceHeader
 
@@ -746,6 +752,7 @@ class TrajectoryCounts(google.protobuf.message.Message):
     MALFORMED_TURNS_FIELD_NUMBER: builtins.int
     PARSE_MESSAGES_FIELD_NUMBER: builtins.int
     UNKNOWN_TOOLS_FIELD_NUMBER: builtins.int
+    MENDED_CANDIDATES_FIELD_NUMBER: builtins.int
     turns: builtins.int
     tool_calls: builtins.int
     parse_errors: builtins.int
@@ -758,6 +765,10 @@ class TrajectoryCounts(google.protobuf.message.Message):
     """Tools that the environment offered."""
     malformed_turns: builtins.int
     """Turns with a malformed call."""
+    mended_candidates: builtins.int
+    """Sampled tokens that the engine had not named among their candidates, and that
+    took the place of the least likely one.
+    """
     @property
     def tool_errors(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Keys are the tool outcomes of env_gateway.v1, lower case: `tool_error`,
@@ -790,8 +801,9 @@ class TrajectoryCounts(google.protobuf.message.Message):
         malformed_turns: builtins.int = ...,
         parse_messages: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         unknown_tools: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        mended_candidates: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["grade_s", b"grade_s", "malformed_turns", b"malformed_turns", "open_s", b"open_s", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grade_s", b"grade_s", "malformed_turns", b"malformed_turns", "mended_candidates", b"mended_candidates", "open_s", b"open_s", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
 
 global___TrajectoryCounts = TrajectoryCounts
 
@@ -830,6 +842,7 @@ class SequenceChunk(google.protobuf.message.Message):
     MEDIA_FIELD_NUMBER: builtins.int
     EXPERTS_FIELD_NUMBER: builtins.int
     MESSAGES_FIELD_NUMBER: builtins.int
+    CANDIDATES_FIELD_NUMBER: builtins.int
     sequence_index: builtins.int
     token_ids: builtins.bytes
     logprobs: builtins.bytes
@@ -855,6 +868,10 @@ class SequenceChunk(google.protobuf.message.Message):
     - `media`: hexadecimal SHA-256 of media of the sequence that it shows.
     - `by_template`: true if a chat template wrote it by itself.
     """
+    candidates: builtins.bytes
+    """int32 ids, [policy tokens, candidates]: the tokens that each one was sampled
+    from, different and itself among them, then -1.
+    """
     def __init__(
         self,
         *,
@@ -864,7 +881,8 @@ class SequenceChunk(google.protobuf.message.Message):
         media: builtins.bytes = ...,
         experts: builtins.bytes = ...,
         messages: builtins.bytes = ...,
+        candidates: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["experts", b"experts", "logprobs", b"logprobs", "media", b"media", "messages", b"messages", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["candidates", b"candidates", "experts", b"experts", "logprobs", b"logprobs", "media", b"media", "messages", b"messages", "sequence_index", b"sequence_index", "token_ids", b"token_ids"]) -> None: ...
 
 global___SequenceChunk = SequenceChunk

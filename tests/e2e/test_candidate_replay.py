@@ -1,0 +1,138 @@
+"""Engine and trainer agree about tokens sampled with top_k and top_p, update after update: the
+trainer scores each among the engine's candidates. Scored among all tokens, the guard refuses
+them."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.common.domain.attempts import AttemptKey, StopReason
+from services.common.domain.trajectory import Trajectory, content_digest
+from services.common.spec.spec import PolicyConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.guard import GuardConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
+from services.learner.groups.batcher import build_train_batch
+from services.learner.guard.mismatch_limits import Excess, bound_of
+from services.learner.rank.model import Policy
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.policy_loading import load_policy
+from services.learner.rank.score_comparison import ScoreComparer
+from services.learner.rank.trainer import Trainer
+from services.learner.types import TrainBatch, VersionMismatch
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import ServedModel
+from services.rollout.config.rollout import EngineConfig
+from services.rollout.episodes.transcript import Transcript
+from services.rollout.types import Sampling
+from tests.support.tiny_model import VOCAB, make_model, publish
+from tests.support.tiny_ranks import changed
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.timeout(560),
+    # What vLLM and torch warn about at import is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+PROMPT = np.random.default_rng(0).integers(3, VOCAB, 48).astype(np.int32)
+OBSERVED = list(range(100, 120))
+TOP_K, TOP_P, TEMPERATURE = 40, 0.9, 0.8
+UPDATES, GROUPS, SIZE, GENERATED = 10, 3, 8, 32
+RANK = RankConfig(head_chunk=100, pack_tokens=512)
+ALGORITHM: dict[str, Any] = {"proximal": "trainer", "kl": {"coefficient": 0.05}}
+
+
+async def play(engine: VllmEngine, seed: int) -> Trajectory:
+    """Play two turns; the reward is drawn."""
+    transcript = Transcript(PROMPT)
+    for turn in range(2):
+        sampling = Sampling(TEMPERATURE, seed, TOP_P, TOP_K)
+        written = await engine.generate(transcript.for_engine(), sampling, GENERATED)
+        assert written.candidates is not None
+        assert (written.candidates == written.token_ids[:, None]).any(1).all()
+        transcript.add_completion(written, TEMPERATURE)
+        if turn == 0:
+            transcript.add_observation(OBSERVED)
+    key = AttemptKey(f"g{seed % GROUPS}", seed, 0)
+    held, reward = (transcript.sequence,), float(np.random.default_rng(seed).integers(2))
+    return Trajectory(key, "", held, content_digest(held), reward, stop_reason=StopReason.MAX_TURNS)
+
+
+async def sample_batch(engine: VllmEngine, step: int) -> TrainBatch:
+    seeds = range(step * 1000, step * 1000 + GROUPS * SIZE)
+    played = await asyncio.gather(*(play(engine, seed) for seed in seeds))
+    return build_train_batch(step, sorted(played, key=lambda one: one.key.group_id))
+
+
+def compare(policy: Policy, batch: TrainBatch) -> VersionMismatch:
+    """Compare as the guard does."""
+    slots: Any = SimpleNamespace(versions=())
+    return ScoreComparer(policy, slots, RANK, None).compare_batch(batch).versions[batch.step - 1]
+
+
+def excesses(found: VersionMismatch) -> tuple[Excess, ...]:
+    return bound_of(GuardConfig(), "float32").find_excesses(0, found)
+
+
+async def test_engine_and_trainer_agree_over_ten_updates(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make_model(folder)
+    config = PolicyConfig(model=str(folder), dtype="float32", max_model_len=256)
+    policy = load_policy(config, RANK)
+    optimizer = Optimizer(policy.trained_parameters(), OptimizerConfig(lr=1e-3))
+    trainer = Trainer(policy, optimizer, AlgorithmConfig.model_validate(ALGORITHM), RANK)
+    served = ServedModel(folder, config, [VOCAB - 1])
+    engine = await VllmEngine.start_engine(EngineConfig(device="cpu", max_num_seqs=24), served)
+    try:
+        for version in range(UPDATES + 1):
+            update = publish(policy.model, tmp_path / f"{version}.safetensors", version)
+            await engine.load_weights(update, Path(update.location))
+            batch = await sample_batch(engine, version + 1)
+            check_batch(policy, batch)
+            if version < UPDATES:
+                check_update(trainer.train_step(batch, 1e-3).metrics)
+    finally:
+        await engine.close()
+
+
+def check_batch(policy: Policy, batch: TrainBatch) -> None:
+    """Check the samples of the policy's present weights."""
+    kept = np.concatenate([each.candidates for each in batch.sequences])  # pyright: ignore[reportCallIssue, reportArgumentType]
+    counts = (kept >= 0).sum(1)
+    found, without = compare(policy, batch), compare(policy, changed(batch, candidates=None))
+    print(
+        f"version {batch.step - 1}: {len(kept)} tokens of {counts.mean():.1f} candidates,"
+        f" at most {counts.max()}: mean {found.abs_diff:.1e}, max {found.abs_diff_max:.1e};"
+        f" without them mean {without.abs_diff:.2g}"
+    )
+    assert 1 < counts.mean() < counts.max() <= TOP_K
+    assert found.abs_diff_max < 1e-4
+    assert not excesses(found)
+    assert {each.statistic for each in excesses(without)} == {"mean", "tail", "kl"}
+    # One candidate too many is enough.
+    more = [replace(each, candidates=extended(each.candidates)) for each in batch.sequences]
+    assert excesses(compare(policy, replace(batch, sequences=tuple(more))))
+
+
+def extended(candidates: np.ndarray | None) -> np.ndarray:
+    """Add a token to the candidates of those that leave room."""
+    assert candidates is not None
+    more = candidates.copy()
+    room = (more[:, -1] < 0) & ~(more == VOCAB - 2).any(1)
+    more[room, -1] = VOCAB - 2
+    return more
+
+
+def check_update(metrics: Any) -> None:
+    assert metrics["policy/post_update_kl"] > 1e-6
+    assert metrics["mismatch/logprob_abs_diff_mean"] < 1e-5
+    assert 0 < metrics["policy/entropy"] < np.log(TOP_K)
