@@ -169,7 +169,7 @@ async def _build_loop(
     if demonstrations is None:
         record = await open_record(*parts)
         stages = build_stages(*parts, record)
-        return make_train_loop(runtime.config, state, stages, record)
+        return make_train_loop(runtime, vendors, state, stages, record)
     if runtime.config.objective == "rl":
         return await build_warm_start_loop(*parts, demonstrations)
     return await build_imitation_loop(*parts, demonstrations)

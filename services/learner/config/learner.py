@@ -26,6 +26,7 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
 from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
+from services.learner.config.teacher import TeacherConfig, check_teacher
 from services.learner.config.tracking import TrackingConfig
 
 EvalMoment = Literal["before", "during", "after"]
@@ -253,6 +254,8 @@ class LearnerConfig(ServiceConfig):
     # A stage without progress for this long is logged with all stacks.
     stall_s: Seconds = 300.0
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    # Who scores the policy's samples, for distillation; absent: nobody.
+    teacher: TeacherConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
     # Train adapters in place of the model; absent: all of its parameters.
@@ -350,6 +353,7 @@ class LearnerConfig(ServiceConfig):
     def check(self, shared: SharedConfig) -> None:
         if self.warm_start is not None:
             check_warm_start(self, shared.policy)
+        check_teacher(self, shared.policy)
         if self.objective == "sft":
             check_imitation(self, shared.policy)
         elif self.engine == "tinker":

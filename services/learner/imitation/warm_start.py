@@ -67,5 +67,5 @@ async def build_warm_start_loop(
     stages = build_stages(runtime, vendors, state, eval_sets, record)
     return WarmStartLoop(
         make_imitation_loop(runtime, stages, record, demonstrations),
-        make_train_loop(runtime.config, state, stages, record),
+        make_train_loop(runtime, vendors, state, stages, record),
     )

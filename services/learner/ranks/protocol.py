@@ -31,6 +31,7 @@ from services.learner.types import (
     StepResult,
     StepSettings,
     StepTokens,
+    TeacherScores,
     TrainBatch,
     TrainSequence,
     TurnTokens,
@@ -45,6 +46,8 @@ ORPHANED_EXIT_CODE = 3
 
 # Of the names of arrays that are files of pictures.
 _PICTURE = "picture."
+# Names of a sequence's arrays of its teacher.
+_TEACHER = ("teacher", "teacher_ids", "teacher_top")
 
 Message = dict[str, Any]
 
@@ -166,6 +169,10 @@ def _to_arrays(sequences: Sequence[TrainSequence]) -> dict[str, NDArray[Any]]:
     }
     named = {f"experts.{index}": each.experts for index, each in enumerate(sequences)}
     named |= {f"candidates.{index}": each.candidates for index, each in enumerate(sequences)}
+    for index, sequence in enumerate(sequences):
+        if (scores := sequence.teacher) is not None:
+            taught = (scores.logprobs, scores.top_ids, scores.top_logprobs)
+            named |= {f"{n}.{index}": a for n, a in zip(_TEACHER, taught, strict=True)}
     return arrays | {
         name: np.ascontiguousarray(array) for name, array in named.items() if array is not None
     }
@@ -206,6 +213,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
         message["named_rewards"],
         [arrays.get(f"candidates.{index}") for index in range(len(lengths))],
+        [_to_scores(arrays, index) for index in range(len(lengths))],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
@@ -216,6 +224,14 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
     }
     settings = StepSettings(**message["settings"])
     return TrainBatch(message["step"], sequences, settings, files, message["imitated"])
+
+
+def _to_scores(arrays: Mapping[str, NDArray[Any]], index: int) -> TeacherScores | None:
+    found = [arrays.get(f"{name}.{index}") for name in _TEACHER]
+    logprobs, top_ids, top_logprobs = found
+    if logprobs is None or top_ids is None or top_logprobs is None:
+        return None
+    return TeacherScores(logprobs, top_ids, top_logprobs)
 
 
 def _to_place(sha256: str, grid: list[int], offset: int) -> PlacedPicture:
