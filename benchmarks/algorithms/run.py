@@ -106,9 +106,9 @@ class Sampler:
         for name, parameter in self._player.model.named_parameters():
             parameter.copy_(trained[name])
 
-    def sample(self, version: int) -> Sampled:
+    def sample(self, version: int, groups: int = GROUPS) -> Sampled:
         """Play attempts at the next tasks, those of one task adjacent."""
-        tasks = [next(self._tasks) for _ in range(GROUPS)]
+        tasks = [next(self._tasks) for _ in range(groups)]
         attempts = [task for task in tasks for _ in range(GROUP_SIZE)]
         played = play_tasks(self._player, attempts, temperature=1.0, generator=self._generator)
         return Sampled(version, played)

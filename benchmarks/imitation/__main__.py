@@ -23,9 +23,9 @@ from tools.tiny_policy.build import build
 def main() -> None:
     given = _parse_arguments()
     done = _read_results(given.out)
+    folder = Path("build/tiny-orderless")
+    build(folder, start_recipe())
     for seed in given.seeds:
-        folder = Path(f"build/tiny-orderless-{seed}")
-        build(folder, start_recipe(seed))
         for arm in ARMS:
             if (arm.name, seed) not in done:
                 entry = {"arm": arm.name, "seed": seed, **asdict(run_arm(arm, seed, folder))}
@@ -46,8 +46,8 @@ def _read_results(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def _make_row(arm: Arm, results: list[dict[str, Any]]) -> dict[str, Any]:
-    sampled = [100 * result["sampled"]["solved"] / HELDOUT_TASKS for result in results]
-    greedy = [100 * result["greedy"]["solved"] / HELDOUT_TASKS for result in results]
+    sampled = [100 * result["sampled"] / HELDOUT_TASKS for result in results]
+    greedy = [100 * result["greedy"] / HELDOUT_TASKS for result in results]
     return {
         "name": arm.name,
         "imitated": arm.imitated,
@@ -71,7 +71,7 @@ def _parse_arguments() -> argparse.Namespace:
     text = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser("python -m benchmarks.imitation", description=text)
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="each has a start of its own"
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of all but the start (0 1 2)"
     )
     kept = Path("build/imitation.jsonl")
     parser.add_argument("--out", type=Path, default=kept, help=f"where results are kept ({kept})")

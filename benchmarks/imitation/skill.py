@@ -7,6 +7,7 @@ learns from what the verifier says, or both."""
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +32,6 @@ from tools.tiny_policy.build import Recipe, recipe_for
 from tools.tiny_policy.demonstrations import Demonstration, make_assignment, tokenize_episode
 from tools.tiny_policy.demonstrator import Habits, demonstrate
 from tools.tiny_policy.episodes import is_solved
-from tools.tiny_policy.evaluate import Score
 from tools.tiny_policy.tokenizer import DONE
 
 SKILL = "shop"
@@ -39,7 +39,8 @@ START = Habits(lazy={"booking": 0.5, "tracker": 0.5, SKILL: 1.0})
 # Gives up before four of five orders, and takes every third decision wrongly.
 CLUMSY = Habits(lazy={SKILL: 0.8}, sloppy=0.3)
 EPISODES, SEQUENCES_PER_STEP = 64, 32
-HELDOUT_TASKS = 192
+STEPS, GROUPS = 40, 6
+HELDOUT_TASKS, CURVE_TASKS, CURVE_STEPS = 192, 96, 5
 
 
 @dataclass(frozen=True)
@@ -55,27 +56,35 @@ class Arm:
 
 ARMS = (
     Arm("the start"),
-    Arm("SFT on all episodes", imitated=50, failures=True),
-    Arm("SFT on the solved ones", imitated=50),
-    Arm("the same, 10 steps", imitated=10),
-    Arm("GRPO", reinforced=50),
-    Arm("SFT for 10 steps, then GRPO for 40", imitated=10, reinforced=40),
+    Arm("SFT on all episodes", imitated=STEPS, failures=True),
+    Arm("SFT on the solved ones", imitated=STEPS),
+    Arm("SFT on the solved ones, shorter", imitated=10),
+    Arm("GRPO", reinforced=STEPS),
+    Arm("SFT on the solved ones, then GRPO", imitated=10, reinforced=STEPS - 10),
 )
+
+
+class Point(NamedTuple):
+    """Held-out tasks solved of `CURVE_TASKS`, after so many tokens were sampled for training."""
+
+    tokens: int
+    solved: int
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run's last policy solves of the held-out tasks, at T = 1 and greedily, and how many of
-    the demonstrator's episodes solved theirs."""
+    """What a run's last policy solves of the held-out tasks, at T = 1 and greedily, how many of the
+    demonstrator's episodes solved theirs, and GRPO's curve."""
 
-    sampled: Score
-    greedy: Score
+    sampled: int
+    greedy: int
     shown: int
+    curve: list[Point]
 
 
-def start_recipe(seed: int) -> Recipe:
+def start_recipe() -> Recipe:
     """Return the recipe of the start policy."""
-    return replace(recipe_for("tools", seed), habits=START)
+    return replace(recipe_for("tools", seed=0), habits=START)
 
 
 def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
@@ -88,12 +97,13 @@ def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
     imitate(policy, episodes if arm.failures else solved, arm.imitated, seed)
     sampler = Sampler(folder, seed, (SKILL,))
     sampler.adopt(policy)
-    reinforce(policy, sampler, arm.reinforced)
-    sampled, greedy = (
-        sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=temperature)
-        for temperature in (1.0, 0.0)
+    curve = reinforce(policy, sampler, arm.reinforced)
+    return Outcome(
+        sampled=sampler.score(tasks_per_env=HELDOUT_TASKS).solved,
+        greedy=sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=0.0).solved,
+        shown=len(solved),
+        curve=curve,
     )
-    return Outcome(sampled, greedy, len(solved))
 
 
 def record_episodes(folder: Path, seed: int) -> list[TrainSequence]:
@@ -135,10 +145,15 @@ def imitate(policy: Policy, episodes: list[TrainSequence], steps: int, seed: int
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
 
 
-def reinforce(policy: Policy, sampler: Sampler, steps: int) -> None:
+def reinforce(policy: Policy, sampler: Sampler, steps: int) -> list[Point]:
     """Make so many optimizer steps of GRPO, on policy."""
     trainer = make_trainer(policy, AlgorithmConfig())
+    tokens, curve = 0, [Point(0, sampler.score(tasks_per_env=CURVE_TASKS).solved)]
     for step in range(1, steps + 1):
-        batch = train_batch(step, sampler.sample(step - 1))
+        batch = train_batch(step, sampler.sample(step - 1, GROUPS))
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
         sampler.adopt(policy)
+        tokens += sum(int(sequence.policy_mask.sum()) for sequence in batch.sequences)
+        if step % CURVE_STEPS == 0:
+            curve.append(Point(tokens, sampler.score(tasks_per_env=CURVE_TASKS).solved))
+    return curve
