@@ -23,16 +23,18 @@ from tools.tiny_policy.build import build
 def main() -> None:
     given = _parse_arguments()
     done = _read_results(given.out)
+    chosen = [arm for arm in ARMS if given.only in arm.name]
     folder = Path("build/tiny-orderless")
     build(folder, start_recipe())
     for seed in given.seeds:
-        for arm in ARMS:
+        for arm in chosen:
             if (arm.name, seed) not in done:
-                entry = {"arm": arm.name, "seed": seed, **asdict(run_arm(arm, seed, folder))}
+                last = folder / f"{arm.name}-{seed}.pt"
+                entry = {"arm": arm.name, "seed": seed, **asdict(run_arm(arm, seed, folder, last))}
                 done[arm.name, seed] = entry
                 with given.out.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
-    rows = [_make_row(arm, [done[arm.name, seed] for seed in given.seeds]) for arm in ARMS]
+    rows = [_make_row(arm, [done[arm.name, seed] for seed in given.seeds]) for arm in chosen]
     print("| | steps | at T = 1, mean [95 % interval] | seeds | greedy, seeds |")
     print("|---|---|---|---|---|")
     print("\n".join(map(_format_row, rows)))
@@ -46,7 +48,7 @@ def _read_results(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def _make_row(arm: Arm, results: list[dict[str, Any]]) -> dict[str, Any]:
-    sampled = [100 * result["sampled"] / HELDOUT_TASKS for result in results]
+    sampled = [100 * result["curve"][-1][1] / HELDOUT_TASKS for result in results]
     greedy = [100 * result["greedy"] / HELDOUT_TASKS for result in results]
     return {
         "name": arm.name,
@@ -73,6 +75,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of all but the start (0 1 2)"
     )
+    parser.add_argument("--only", default="", help="only rows whose name contains this text")
     kept = Path("build/imitation.jsonl")
     parser.add_argument("--out", type=Path, default=kept, help=f"where results are kept ({kept})")
     return parser.parse_args()

@@ -40,7 +40,7 @@ START = Habits(lazy={"booking": 0.5, "tracker": 0.5, SKILL: 1.0})
 CLUMSY = Habits(lazy={SKILL: 0.8}, sloppy=0.3)
 EPISODES, SEQUENCES_PER_STEP = 64, 32
 STEPS, GROUPS = 40, 6
-HELDOUT_TASKS, CURVE_TASKS, CURVE_STEPS = 192, 96, 5
+HELDOUT_TASKS, CURVE_STEPS = 128, 10
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ ARMS = (
 
 
 class Point(NamedTuple):
-    """Held-out tasks solved of `CURVE_TASKS`, after so many tokens were sampled for training."""
+    """Held-out tasks solved at T = 1, after so many tokens were sampled for training."""
 
     tokens: int
     solved: int
@@ -73,10 +73,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run's last policy solves of the held-out tasks, at T = 1 and greedily, how many of the
-    demonstrator's episodes solved theirs, and GRPO's curve."""
+    """What a run's last policy solves of the held-out tasks greedily, how many of the
+    demonstrator's episodes solved theirs, and GRPO's curve, whose last point is the last policy."""
 
-    sampled: int
     greedy: int
     shown: int
     curve: list[Point]
@@ -87,8 +86,8 @@ def start_recipe() -> Recipe:
     return replace(recipe_for("tools", seed=0), habits=START)
 
 
-def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
-    """Train the start policy of `folder`, and score what it has become."""
+def run_arm(arm: Arm, seed: int, folder: Path, last: Path) -> Outcome:
+    """Train the start policy of `folder`, score what it has become, and write that to `last`."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     episodes = record_episodes(folder, seed)
@@ -98,8 +97,8 @@ def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
     sampler = Sampler(folder, seed, (SKILL,))
     sampler.adopt(policy)
     curve = reinforce(policy, sampler, arm.reinforced)
+    torch.save(policy.named_parameters(), last)
     return Outcome(
-        sampled=sampler.score(tasks_per_env=HELDOUT_TASKS).solved,
         greedy=sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=0.0).solved,
         shown=len(solved),
         curve=curve,
@@ -148,12 +147,12 @@ def imitate(policy: Policy, episodes: list[TrainSequence], steps: int, seed: int
 def reinforce(policy: Policy, sampler: Sampler, steps: int) -> list[Point]:
     """Make so many optimizer steps of GRPO, on policy."""
     trainer = make_trainer(policy, AlgorithmConfig())
-    tokens, curve = 0, [Point(0, sampler.score(tasks_per_env=CURVE_TASKS).solved)]
+    tokens, curve = 0, [Point(0, sampler.score(tasks_per_env=HELDOUT_TASKS).solved)]
     for step in range(1, steps + 1):
         batch = train_batch(step, sampler.sample(step - 1, GROUPS))
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
         sampler.adopt(policy)
         tokens += sum(int(sequence.policy_mask.sum()) for sequence in batch.sequences)
         if step % CURVE_STEPS == 0:
-            curve.append(Point(tokens, sampler.score(tasks_per_env=CURVE_TASKS).solved))
+            curve.append(Point(tokens, sampler.score(tasks_per_env=HELDOUT_TASKS).solved))
     return curve
