@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from services.learner.hosted.hosted_ranks import HostedRanks
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
+    from services.learner.teacher.adapters.vllm_teacher import VllmTeacher
     from services.learner.weights.live_sender import LiveSender
     from services.learner.weights.publication_child import PublicationChild
 
@@ -68,11 +69,11 @@ async def _opened_dependencies(
     weights, sender = _build_publication_servers(runtime)
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
     sinks = [JsonlAlarmSink(runtime.run_dir / ALARMS_FILE, runtime.run_id)]
-    dumps = _build_dumps(runtime)
+    dumps, teacher = _build_dumps(runtime), _build_teacher(runtime, tokenizer.tokenizer_json)
     async with AsyncExitStack() as ending:
         # Callbacks run last in, first out.
         ending.push_async_callback(asyncio.to_thread, tracker.close)
-        for part in (sender, weights, cluster, ranks, dumps):
+        for part in (sender, weights, cluster, ranks, dumps, teacher):
             if part is not None:
                 ending.push_async_callback(part.close)
         address = await weights.start_process(server_config_of(runtime))
@@ -80,7 +81,7 @@ async def _opened_dependencies(
         store, export = _open_remote_store(runtime), None if hosted else _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
-            *(sender, dumps or Dumps(), vision),
+            *(sender, dumps or Dumps(), vision, teacher),
         )
 
 
@@ -179,6 +180,16 @@ def _build_dumps(runtime: Runtime[LearnerConfig]) -> "RunDumps | None":
 
     setup = dump_setup_of(runtime)
     return setup and RunDumps(setup, runtime.run_dir / "logs" / "learner-dumps.log")
+
+
+def _build_teacher(runtime: Runtime[LearnerConfig], tokenizer: bytes) -> "VllmTeacher | None":
+    config = runtime.config
+    if config.teacher is None or config.mode == "eval":
+        return None
+    from services.learner.teacher.adapters.vllm_teacher import VllmTeacher
+
+    top_k = config.algorithm.distillation.top_k
+    return VllmTeacher(config.teacher, top_k, runtime.shared.policy, tokenizer)
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

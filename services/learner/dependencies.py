@@ -8,7 +8,7 @@ from services.common.images.vision_family import VisionFamily
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.dumps.run_dumps import Dumps
-from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Tracker
+from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Teacher, Tracker
 from services.learner.ranks.cluster import RayCluster
 from services.learner.weights.live_sender import LiveSender
 
@@ -34,6 +34,8 @@ class LearnerDependencies:
     dumps: Dumps = field(default_factory=Dumps)
     # How the policy reads pictures; None if it is shown none.
     vision: VisionFamily | None = None
+    # Scores the policy's samples, if the run has one.
+    teacher: Teacher | None = None
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

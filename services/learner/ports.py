@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.common.domain.policy import PolicyId
+from services.common.rpc.errors import ConfigError
 from services.learner.types import (
     BatchScore,
     CheckpointFiles,
@@ -14,6 +18,7 @@ from services.learner.types import (
     ModelInfo,
     Publication,
     StepResult,
+    TeacherScores,
     TrainBatch,
 )
 
@@ -151,4 +156,44 @@ class RemoteStore(Protocol):
 
     def drop_unfinished(self) -> None:
         """Discard what the store keeps of unfinished uploads."""
+        ...
+
+
+class TeacherDownError(Exception):
+    """The teacher gave no answer; the same question may get one later. `wait_s` is for how long it
+    wants none."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class TeacherRefusedError(ConfigError):
+    """The teacher refused, or answered what cannot be learned from; the message names the fix.
+    Asking again cannot help."""
+
+
+class Teacher(Protocol):
+    """A policy that scores tokens which another has sampled.
+
+    Methods raise TeacherDownError and TeacherRefusedError; no number is ever made up."""
+
+    @property
+    def top_k(self) -> int:
+        """Number of its likeliest tokens that it returns with each score."""
+        ...
+
+    async def prove_tokenizer(self) -> None:
+        """Check that the teacher reads token ids as the policy does, and can score whole
+        sequences."""
+        ...
+
+    async def score_tokens(
+        self, token_ids: NDArray[np.int32], places: NDArray[np.int64]
+    ) -> TeacherScores:
+        """Score the tokens at `places`, each given those before it."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
         ...

@@ -34,6 +34,16 @@ class TurnTokens(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TeacherScores:
+    """The teacher's logprobs at temperature 1 of one sequence's policy tokens, [n], and, if asked
+    for, its likeliest tokens at each of them, likeliest first, with theirs: [n, k], else [n, 0]."""
+
+    logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSequence:
     """One sequence as the ranks train on it. All arrays have length `len(token_ids)`.
 
@@ -60,6 +70,8 @@ class TrainSequence:
     turns: tuple[TurnTokens, ...] = ()
     # Further numbers that the attempt's verifier returned, by name; a missing one is unknown.
     named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    # Of every sequence of a step that is `taught`.
+    teacher: TeacherScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,8 @@ class StepSettings:
     # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient, in addition to
     # `[learner.algorithm.correction]`.
     ratio_limit: float | None = None
+    # Its sequences have a teacher's scores, journaled with the plan, and are distilled from.
+    taught: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ class FakeRanks:
             digest.update(sequence.token_ids.tobytes())
             digest.update(sequence.behaviour_logprobs.tobytes())
             digest.update(bytes([sequence.staleness]))
+            if sequence.teacher is not None:
+                digest.update(sequence.teacher.logprobs.tobytes())
+                digest.update(sequence.teacher.top_logprobs.tobytes())
             for place in sequence.pictures:
                 digest.update(f"{place.grid}{place.offset}".encode() + batch.pictures[place.sha256])
         seed = int.from_bytes(digest.digest()[:8])

@@ -37,7 +37,7 @@ from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.dumps.run_dumps import Dumps
-from services.learner.ports import Ranks, RemoteStore
+from services.learner.ports import Ranks, RemoteStore, Teacher
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.call_metadata import with_metadata
 from tests.support.fake_ranks import FakeRanks
@@ -121,6 +121,7 @@ async def learner(
     vision: VisionFamily | None = None,
     *,
     sees_pictures: bool = False,
+    teacher: Teacher | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
     runtime = make_runtime(
@@ -136,6 +137,7 @@ async def learner(
         export=export,
         dumps=dumps or Dumps(),
         vision=vision,
+        teacher=teacher,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:

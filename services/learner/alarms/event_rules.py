@@ -132,12 +132,27 @@ _STANDSTILL = {
     " (flotilla status, flotilla env status, logs/rollout-0.log)",
     "evaluate": "No evaluation attempt arrives: check that rollout workers live and"
     " environments open (flotilla status, logs/rollout-0.log)",
+    "ask teacher": "The server of learner.teacher.url does not answer, or too slowly: see its log",
     "train": "The ranks do not answer: see logs/learner-rank-0.log and the memory of their"
     " device; lower rank.pack_tokens if it is full",
     "publish": "The ranks do not deliver the weights: see logs/learner-rank-0.log and the space"
     " in /dev/shm",
     "checkpoint": "The disk does not accept the checkpoint: check its space and its speed",
 }
+
+
+def teacher_verdict(*, bad: bool, cause: str = "", seconds: float = 0.0) -> AlarmVerdict:
+    """Return the verdict on a teacher that gives no answers; cleared by its next one."""
+    return AlarmVerdict(
+        "teacher_down",
+        ALL,
+        bad,
+        f"the teacher has answered nothing for {seconds:.0f} s: {cause}"[:_CHARACTERS],
+        "The run waits, and goes on with its next answer: start the server of learner.teacher.url"
+        " again, or see why it is slow",
+        seconds,
+        severity=Severity.ERROR,
+    )
 
 
 def damage_verdict(incident: Incident) -> AlarmVerdict:

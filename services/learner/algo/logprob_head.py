@@ -17,8 +17,8 @@ from torch import Tensor
 # Logit of ids that are never sampled: its exponential is exactly 0, as that of minus infinity is,
 # and their product is 0 and not NaN.
 _NEVER = -1e30
-# Maps (logprobs of a chunk, the chunk's slice of the tokens) to each token's weighted loss, both of
-# the shape of the targets.
+# Maps (logprobs of a chunk, of the shape of its targets; the chunk's slice of the tokens) to
+# weighted losses, of which the sum counts: of each target, or of each position.
 # A token's loss may depend only on its own logprob, unless the objective is `coupled`: it is
 # then called once, with all tokens.
 TokenObjective = Callable[[Tensor, slice], Tensor]

@@ -1,7 +1,8 @@
 """The whole objective of a policy update: loss, corrections, masks, KL penalty, entropy bonus.
 
 The term of a token is w * (c * loss(ratio, A) + coefficient * KL - entropy_coefficient * H), with
-w from `reductions` and c from `corrections`; it is 0 where a correction masks the token. With
+w from `reductions` and c from `corrections`; it is 0 where a correction masks the token. In a step
+that is distilled over a teacher's likeliest tokens, weight * `token_divergence` is added. With
 `proximal = "trainer"` and c = min(proximal / behaviour, cap) this is decoupled PPO,
 -c * min(u A, clip(u) A) with u = policy / proximal (arXiv 2110.00641; for asynchronous training
 AReaL, arXiv 2505.24298).
@@ -22,6 +23,7 @@ from services.learner.algo.corrections import (
     needs_sequences,
     needs_trainer_logprobs,
 )
+from services.learner.algo.distillation import token_divergence
 from services.learner.algo.kl import kl_penalty
 from services.learner.algo.losses import (
     LOSSES,
@@ -59,6 +61,8 @@ class PackTokens:
     reference: Tensor | None = None
     # Tokens that the loss holds back (bool), if it `chooses_tokens`.
     held: Tensor | None = None
+    # The teacher's logprobs [n, k] of its likeliest tokens, if the objective `compares_tokens`.
+    teacher: Tensor | None = None
 
 
 def add_fields(one: S, other: S) -> S:
@@ -77,9 +81,11 @@ class ObjectiveSums:
     masked: int = 0
     masked_sequences: int = 0
     sequences: int = 0
-    # Sum of the corrections' weights, and of the estimates of the penalty's KL.
+    # Sum of the corrections' weights, of the estimates of the penalty's KL, and of the divergences
+    # from the teacher.
     weight: float = 0.0
     kl: float = 0.0
+    divergence: float = 0.0
 
     @staticmethod
     def from_figures(figures: Sequence[float]) -> "ObjectiveSums":
@@ -106,6 +112,7 @@ class Objective:
     ) -> None:
         self._config = AlgorithmConfig() if imitated else config
         self._ratio_limit = settings.ratio_limit if settings else None
+        self._taught = settings is not None and settings.taught
         self._loss = negative_log_likelihood if imitated else LOSSES.get(config.loss)
 
     @property
@@ -133,6 +140,12 @@ class Objective:
         return LOSSES.find_choice(self._config.loss) is not None
 
     @property
+    def compares_tokens(self) -> bool:
+        """True if the loss needs the logprobs of the teacher's likeliest tokens, besides those of
+        the sampled ones."""
+        return self._taught and self._config.distillation.top_k > 0
+
+    @property
     def coupled(self) -> bool:
         """True if a token's loss depends on logprobs of its sequence other than its own."""
         by_correction = (
@@ -144,19 +157,24 @@ class Objective:
     def moves_without_advantage(self) -> bool:
         """True if tokens with advantage 0 have a gradient too."""
         in_loss = self._config.kl.coefficient > 0 and self._config.kl.place == "loss"
-        return in_loss or self._config.entropy_coefficient != 0
+        return in_loss or self.compares_tokens or self._config.entropy_coefficient != 0
 
     def make_pack_loss(self, tokens: PackTokens) -> "PackLoss":
         """Return the loss of one pack. Raises ValueError if reference logprobs are missing."""
         if self.needs_reference_logprobs and tokens.reference is None:
             raise ValueError("a KL penalty needs the reference policy's logprobs")
+        if self.compares_tokens and tokens.teacher is None:
+            raise ValueError(
+                "a distilled step needs the logprobs of the teacher's likeliest tokens"
+            )
         return PackLoss(self._loss, self._config, self._ratio_limit, tokens)
 
 
 class PackLoss:
     """Weighted loss of a pack's tokens, called by the fused head, and statistics of them.
 
-    `clipped`, `kept` (bool), `correction` and `kl` are [n], filled as the chunks are computed.
+    `clipped`, `kept` (bool), `correction`, `kl` and `divergence` are [n], filled as the chunks are
+    computed.
     """
 
     def __init__(
@@ -174,6 +192,7 @@ class PackLoss:
         self.kept = torch.zeros_like(self.clipped)
         self.correction = torch.zeros_like(tokens.weights)
         self.kl = torch.zeros_like(tokens.weights)
+        self.divergence = torch.zeros_like(tokens.weights)
         self._whole = (
             None
             if tokens.proximal is None
@@ -181,17 +200,21 @@ class PackLoss:
         )
 
     def __call__(self, logprobs: Tensor, span: slice) -> Tensor:
-        """Return the weighted loss of the tokens in `span`, differentiable by `logprobs`.
+        """Return the weighted loss of the tokens in `span`, differentiable by `logprobs`: [m], or
+        [m, 1 + k] with those of the teacher's k likeliest tokens after the sampled one's.
 
         A masked token has loss and gradient exactly 0, whatever its logprob. A NaN logprob is
         never masked: the loss is then NaN, and the update must be refused.
         """
-        now = logprobs.detach()
+        sampled = logprobs if logprobs.dim() == 1 else logprobs[:, 0]
+        now = sampled.detach()
         correction = self._chunk_correction(now, span)
         # Only kept tokens pass a gradient on, even where a derivative is not finite.
-        moving = torch.where(correction.kept, logprobs, now)
+        moving = torch.where(correction.kept, sampled, now)
         result = self._policy_loss(moving, now, span)
         loss = result.loss * correction.weights + self._kl_loss_term(moving, span)
+        if logprobs.dim() > 1:
+            loss = loss + self._teacher_loss_term(logprobs[:, 1:], correction.kept, span)
         self.kept[span] = correction.kept
         self.clipped[span] = result.clipped & correction.kept
         self.correction[span] = correction.weights
@@ -219,6 +242,15 @@ class PackLoss:
         self.kl[span] = penalty.detach()
         return kl.coefficient * penalty if kl.place == "loss" else 0.0
 
+    def _teacher_loss_term(self, likeliest: Tensor, kept: Tensor, span: slice) -> Tensor:
+        """Return the divergence's part of the loss, from the policy's logprobs [m, k]."""
+        teacher = self._tokens.teacher
+        assert teacher is not None, "an objective that compares tokens was given the teacher's"
+        moving = torch.where(kept[:, None], likeliest, likeliest.detach())
+        found = token_divergence(moving, teacher[span], self._config.distillation)
+        self.divergence[span] = found.detach()
+        return self._config.distillation.weight * found
+
     @property
     def applied(self) -> Tensor:
         """The weight that the corrections gave each token's loss, 0 where they masked it; [n]."""
@@ -238,7 +270,7 @@ class PackLoss:
         tokens = self._tokens
         left = torch.zeros(tokens.count, dtype=torch.int64, device=self.kept.device)
         left.index_add_(0, tokens.sequence, self.kept.long())
-        found = torch.zeros(7, dtype=torch.float64, device=self.kept.device)
+        found = torch.zeros(8, dtype=torch.float64, device=self.kept.device)
         found[0], found[4] = self.kept.numel(), tokens.count
         for place, values in (
             (1, self.clipped),
@@ -246,6 +278,7 @@ class PackLoss:
             (3, left == 0),
             (5, self.correction.double()),
             (6, self.kl.double()),
+            (7, self.divergence.double()),
         ):
             found[place] = values.sum()
         return found

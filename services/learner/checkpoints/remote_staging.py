@@ -13,7 +13,7 @@ from pathlib import Path
 from services.common.run_folder.journal_file import SCHEMA_VERSION, connect_journal
 from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
 from services.learner.journal.run_progress import acknowledged_tries
-from services.learner.journal.schema import PRUNE_PICTURES, CheckpointRow
+from services.learner.journal.schema import PRUNE_PICTURES, PRUNE_SCORES, CheckpointRow
 
 FOLDER = "uploads"
 
@@ -81,6 +81,7 @@ def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -
         copy.execute("PRAGMA journal_mode = DELETE")
         copy.execute(_STRIP, (step,))
         copy.execute(PRUNE_PICTURES)
+        copy.execute(PRUNE_SCORES)
         copy.execute("VACUUM")
     return int(acknowledged)
 

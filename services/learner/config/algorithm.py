@@ -155,6 +155,36 @@ class CriticConfig(ConfigModel):
     warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
 
 
+class DistillationConfig(ConfigModel):
+    """What is learned from the logprobs of `[learner.teacher]`; without one it has no effect."""
+
+    # Of the divergence between the policy and the teacher, beside rewards.
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    # Learn from the teacher only: rewards are measured, and move nothing.
+    alone: bool = False
+    # `reverse_kl`: KL(policy || teacher). `forward_kl`: KL(teacher || policy). `jsd`: the
+    # generalised Jensen-Shannon divergence between them, with `beta`.
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    # Weight of the teacher in the mixture of jsd: near 0 it acts as forward_kl, near 1 as
+    # reverse_kl.
+    beta: float = Field(default=0.5, gt=0, lt=1)
+    # 0: reverse_kl is estimated from the sampled tokens, as part of their advantages. Above: the
+    # divergence over the teacher's likeliest tokens and all others as one is a term of the loss.
+    # vLLM must be started with as many --max-logprobs, if above 20.
+    top_k: int = Field(default=0, ge=0, le=1024)
+
+    @model_validator(mode="after")
+    def _samples_estimate_one_divergence(self) -> Self:
+        if self.divergence != "reverse_kl" and not self.top_k:
+            raise ValueError(
+                f'top_k: divergence = "{self.divergence}" is no mean over sampled tokens: set top_k'
+                " to the number of the teacher's likeliest tokens, for example 16"
+            )
+        if "beta" in self.model_fields_set and self.divergence != "jsd":
+            raise ValueError('beta: only divergence = "jsd" mixes; leave it out')
+        return self
+
+
 class AlgorithmConfig(ConfigModel):
     """Advantage, loss and their settings."""
 
@@ -197,6 +227,7 @@ class AlgorithmConfig(ConfigModel):
     correction: CorrectionConfig = CorrectionConfig()
     overlong: OverlongConfig = OverlongConfig()
     critic: CriticConfig = CriticConfig()
+    distillation: DistillationConfig = DistillationConfig()
 
     @field_validator("advantage", "loss")
     @classmethod

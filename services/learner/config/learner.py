@@ -19,6 +19,7 @@ from services.learner.config.lora import LoraConfig
 from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
 from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
+from services.learner.config.teacher import TeacherConfig, check_teacher
 from services.learner.config.tracking import TrackingConfig
 
 EvalMoment = Literal["before", "during", "after"]
@@ -238,6 +239,8 @@ class LearnerConfig(ServiceConfig):
     # A stage without progress for this long is logged with all stacks.
     stall_s: Seconds = 300.0
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    # Who scores the policy's samples, for distillation; absent: nobody.
+    teacher: TeacherConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
     # Train adapters in place of the model; absent: all of its parameters.
@@ -295,6 +298,7 @@ class LearnerConfig(ServiceConfig):
         return self.model_copy(update={"guard": self.guard.model_copy(update={"mode": "off"})})
 
     def check(self, shared: SharedConfig) -> None:
+        check_teacher(self, shared.policy)
         if self.objective == "sft":
             check_imitation(self, shared.policy)
         elif self.engine == "tinker":

@@ -3,7 +3,7 @@
 Groups leave oldest first, by curriculum position. The lease book's slots bound how many wait.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +16,13 @@ from services.common.domain.trajectory import Trajectory
 from services.learner.groups.graded_attempts import ReadyGroup
 from services.learner.groups.staleness import is_stale, keep_fresh, oldest_allowed
 from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.types import StepSettings, TrainBatch, TrainSequence, TurnTokens
+from services.learner.types import (
+    StepSettings,
+    TeacherScores,
+    TrainBatch,
+    TrainSequence,
+    TurnTokens,
+)
 
 WithoutSignal = Literal["mask", "drop", "replace"]
 
@@ -134,11 +140,21 @@ def _draw_order(group: ReadyGroup) -> tuple[int, int]:
 
 
 def build_train_batch(
-    step: int, attempts: Iterable[Trajectory], settings: StepSettings | None = None
+    step: int,
+    attempts: Iterable[Trajectory],
+    settings: StepSettings | None = None,
+    scores: Mapping[AttemptKey, Sequence[TeacherScores]] | None = None,
 ) -> TrainBatch:
-    """Build the batch that the ranks train on in `step`: a function of the plan alone (I5)."""
+    """Build the batch that the ranks train on in `step`: a function of the plan, and of the scores
+    that were journaled with it, alone (I5)."""
     trained = list(attempts)
-    rows = [row for attempt in trained for row in _train_sequences(step, attempt)]
+    rows: list[TrainSequence] = []
+    for attempt in trained:
+        own = _train_sequences(step, attempt)
+        if scores is not None:
+            pairs = zip(own, scores[attempt.key], strict=True)
+            own = [replace(row, teacher=each) for row, each in pairs]
+        rows += own
     files = {name: data for attempt in trained for name, data in attempt.pictures.items()}
     return TrainBatch(step, tuple(rows), settings or StepSettings(), files)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.learner.journal.schema import PRUNE, PRUNE_PICTURES, CheckpointRow
+from services.learner.journal.schema import PRUNE, PRUNE_PICTURES, PRUNE_SCORES, CheckpointRow
 from services.learner.journal.table_access import TableAccess
 
 
@@ -43,6 +43,7 @@ class ResultTables(TableAccess):
                 held = json.dumps(sorted(self.holds.find_groups(db)))
                 db.execute(PRUNE, (kept[-1][0], kept[-1][0], held))
                 db.execute(PRUNE_PICTURES)
+                db.execute(PRUNE_SCORES)
             return [directory for _, directory in old]
 
         return await self.run_transaction(replace_checkpoints)

@@ -21,6 +21,14 @@ CREATE TABLE IF NOT EXISTS pictures (
   PRIMARY KEY (group_id, sha256));
 """
 
+# A teacher's logprobs of the attempts of a plan. Since format 8.
+TEACHER_SCORES = """
+CREATE TABLE IF NOT EXISTS teacher_scores (
+  group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
+  digest BLOB NOT NULL, payload BLOB NOT NULL,
+  PRIMARY KEY (group_id, attempt_index, try));
+"""
+
 TABLES = f"""
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -49,6 +57,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
 -- Tools that chat templates were given, by the digest in `facts` of the trajectories' summaries.
 CREATE TABLE IF NOT EXISTS tools (digest TEXT PRIMARY KEY, tools BLOB NOT NULL);
 {PICTURES}
+{TEACHER_SCORES}
 -- One step's attempts in order and settings, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,
@@ -93,6 +102,12 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 PRUNE_PICTURES = """
 DELETE FROM pictures WHERE NOT EXISTS (
   SELECT 1 FROM trajectories t WHERE t.group_id = pictures.group_id AND t.payload IS NOT NULL)
+"""
+
+# Removes a teacher's scores of those groups, likewise.
+PRUNE_SCORES = """
+DELETE FROM teacher_scores WHERE NOT EXISTS (
+  SELECT 1 FROM trajectories t WHERE t.group_id = teacher_scores.group_id AND t.payload IS NOT NULL)
 """
 
 

@@ -2,18 +2,20 @@
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.plan_tables import plans_after, put_plan
 from services.learner.journal.run_progress import newest_epoch, replayed_version
 from services.learner.journal.schema import Plan
 from services.learner.journal.table_access import TableAccess
+from services.learner.journal.teacher_tables import AttemptScores, put_scores, scores_of
 
 
 class StepTables(TableAccess):
-    """`epochs`, `plans` and `publications`."""
+    """`epochs`, `plans`, `teacher_scores` and `publications`."""
 
     async def begin_epoch(self, at_least: int) -> int:
         """Start a new run epoch above every earlier one, forked at the version where the replay
@@ -34,9 +36,10 @@ class StepTables(TableAccess):
         groups: Sequence[str],
         filtered: Sequence[str],
         snapshot: CurriculumSnapshot | None = None,
+        scores: Mapping[AttemptKey, AttemptScores] | None = None,
     ) -> None:
-        """Commit the attempts of a step before it runs, with the fate of its groups and the
-        resulting curriculum snapshot."""
+        """Commit the attempts of a step before it runs, with the fate of its groups, the resulting
+        curriculum snapshot, and what a teacher says about the attempts."""
         rows = [("planned", "", plan.step, group_id) for group_id in groups]
         rows += [("filtered", "constant", plan.step, group_id) for group_id in filtered]
 
@@ -44,6 +47,8 @@ class StepTables(TableAccess):
             if snapshot:
                 put_snapshot(db, snapshot)
             put_plan(db, plan, epoch)
+            for key, own in (scores or {}).items():
+                put_scores(db, key, own)
             db.executemany(
                 "UPDATE groups SET state = ?, reason = ?, step = ? WHERE group_id = ?", rows
             )
@@ -53,6 +58,11 @@ class StepTables(TableAccess):
     async def plans_after(self, step: int) -> list[Plan]:
         """Load the plans of later steps, in order. Raises JournalError if one is damaged."""
         return await self.run_read(lambda db: plans_after(db, step))
+
+    async def load_scores(self, keys: Sequence[AttemptKey]) -> dict[AttemptKey, AttemptScores]:
+        """Load a teacher's scores of attempts. Raises JournalError if any are missing or
+        damaged."""
+        return await self.run_read(lambda db: scores_of(db, keys))
 
     async def add_publication(self, policy: PolicyId) -> None:
         await self._execute_sql(

@@ -35,8 +35,9 @@ SEALED: Mapping[str, tuple[str, ...]] = {
         "payload IS NULL",
     ),
     "tools": ("digest", "tools"),
-    # Files are compared with their hashes when they are read.
+    # Files and scores are compared with their hashes when they are read.
     "pictures": ("group_id", "sha256", "grid"),
+    "teacher_scores": ("group_id", "attempt_index", "try", "digest"),
     "plans": ("step", "run_epoch", "attempts", "settings", "row_digest"),
     "publications": ("run_epoch", "version", "fingerprint"),
     "checkpoints": ("step", "directory", "files", "made"),

@@ -102,13 +102,18 @@ class GradientAccumulator:
         targets = PackTargets.from_pack(pack, self.policy.device)
         routed = self.policy.make_pass(segments)
         hidden = self.policy.segment_states(segments, routed)[targets.positions]
-        on_pack = objective.make_pack_loss(
-            _make_pack_tokens([examples[row.index] for row in rows], targets)
-        )
+        chosen = [examples[row.index] for row in rows]
+        tokens = _make_pack_tokens(chosen, targets)
+        token_ids = targets.token_ids
+        if objective.compares_tokens:
+            likeliest, teacher = _teacher_tokens(chosen, token_ids.device)
+            tokens = replace(tokens, teacher=teacher)
+            token_ids = torch.cat([token_ids[:, None], likeliest], 1)
+        on_pack = objective.make_pack_loss(tokens)
         loss, logprobs, entropy = fused_policy_loss(
             hidden,
             self.policy.head,
-            targets.token_ids,
+            token_ids,
             targets.temperature,
             on_pack,
             chunk=self.chunk,
@@ -120,8 +125,9 @@ class GradientAccumulator:
         figures = torch.stack([loss.detach().double(), entropy.double().sum()])
         figures = torch.cat([figures, on_pack.measure()])
         replayed = asdict(routed.count_differences()) if routed is not None else {}
-        tokens = sum(segments.lengths)
-        return _PolicyPack(pack, tokens, figures, logprobs, entropy, on_pack.applied, replayed)
+        sampled = logprobs.view(len(logprobs), -1)[:, 0]
+        computed = sum(segments.lengths)
+        return _PolicyPack(pack, computed, figures, sampled, entropy, on_pack.applied, replayed)
 
     def _add_critic_pack(
         self, pack: Pack, examples: Mapping[int, TrainExample]
@@ -207,6 +213,18 @@ def _make_pack_tokens(pack: Sequence[TrainExample], targets: PackTargets) -> Pac
         if first.held is None
         else _concat_arrays([example.held for example in pack], device).bool(),
     )
+
+
+def _teacher_tokens(pack: Sequence[TrainExample], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the teacher's likeliest tokens at each policy token of a pack, and its logprobs of
+    them, [n, k] each. Raises ValueError for a sequence that it has not scored."""
+    found = [example.teacher for example in pack]
+    known = [scores for scores in found if scores is not None]
+    if len(known) < len(found):
+        raise ValueError("a sequence of a distilled step was not scored by the teacher")
+    ids = np.concatenate([scores.top_ids for scores in known]).astype(np.int64)
+    logprobs = np.concatenate([scores.top_logprobs for scores in known]).astype(np.float32)
+    return to_device(ids, device), to_device(logprobs, device)
 
 
 def _concat_arrays(

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
+from services.learner.algo.distillation import reverse_kl_advantages
 from services.learner.algo.held_tokens import TokenChoice, UpdateTokens
 from services.learner.algo.kl import kl_rewards
 from services.learner.algo.losses import LOSSES
@@ -17,7 +18,7 @@ from services.learner.algo.overlong import not_overlong_mask, soft_penalties
 from services.learner.algo.reductions import REDUCTIONS
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.rows import ByRow, Row, split_groups
-from services.learner.types import TrainBatch
+from services.learner.types import TeacherScores, TrainBatch
 
 Values = NDArray[np.float64]
 
@@ -40,6 +41,7 @@ class TrainExample:
     returns: Values | None = None
     # Tokens that the loss holds back, if it chooses any.
     held: NDArray[np.bool_] | None = None
+    teacher: TeacherScores | None = None
 
 
 @dataclass(slots=True)
@@ -99,10 +101,13 @@ def find_targets(
     """Return the targets of a batch; with `everywhere`, tokens without an advantage move too. Every
     token of a demonstration has advantage 1.
 
-    Raises ValueError for rewards that cannot be compared."""
+    Raises ValueError for rewards that cannot be compared, and for a sequence of a taught step that
+    the teacher has not scored."""
     rewards = _batch_rewards(batch, rows, scored, algorithm)
     if batch.imitated:
         advantages = [np.ones(len(row.positions)) for row in rows]
+    elif batch.settings.taught:
+        advantages = _taught_advantages(batch, rows, rewards, algorithm)
     else:
         advantages = ADVANTAGES.get(algorithm.advantage)(rewards, algorithm)
     returns = critic_targets(rewards, algorithm) if scored.values is not None else None
@@ -128,7 +133,9 @@ def make_examples(
 
     A loss that chooses tokens needs the proximal logprobs of all kept rows."""
     examples = {
-        row.index: _make_example(row, targets, scored) for row in targets.kept if len(row.positions)
+        row.index: _make_example(batch, row, targets, scored)
+        for row in targets.kept
+        if len(row.positions)
     }
     parts = _mini_batches(batch, examples, algorithm, norm_tokens)
     if (choice := LOSSES.find_choice(algorithm.loss)) is not None:
@@ -178,6 +185,32 @@ def _batch_rewards(
         [s.turns for s in sequences],
         [s.named_rewards for s in sequences],
     )
+
+
+def _taught_advantages(
+    batch: TrainBatch, rows: Sequence[Row], rewards: BatchRewards, algorithm: AlgorithmConfig
+) -> list[Values]:
+    """Return the advantages of a step with a teacher: those of the rewards, unless it teaches
+    alone, plus its own."""
+    scores = [sequence.teacher for sequence in batch.sequences]
+    for row, each in zip(rows, scores, strict=True):
+        if each is None or len(each.logprobs) != len(row.positions):
+            raise ValueError(
+                f"sequence {row.index} of step {batch.step} lacks the teacher's scores"
+            )
+    chosen = algorithm.distillation
+    if chosen.alone:
+        advantages = [np.zeros(len(row.positions)) for row in rows]
+    else:
+        advantages = ADVANTAGES.get(algorithm.advantage)(rewards, algorithm)
+    if chosen.top_k:
+        # The teacher's term is one of the loss.
+        return advantages
+    return [
+        own + reverse_kl_advantages(each.logprobs, row.behaviour, chosen.weight)
+        for own, row, each in zip(advantages, rows, scores, strict=True)
+        if each is not None
+    ]
 
 
 def _row_values(rows: Sequence[Row], scored: ModelScores) -> list[Values] | None:
@@ -231,7 +264,9 @@ def _concat(arrays: Sequence[NDArray[np.floating] | None]) -> Values:
     return np.concatenate([array for array in arrays if array is not None]).astype(np.float64)
 
 
-def _make_example(row: Row, targets: BatchTargets, scored: ModelScores) -> TrainExample:
+def _make_example(
+    batch: TrainBatch, row: Row, targets: BatchTargets, scored: ModelScores
+) -> TrainExample:
     values, returns = scored.values or {}, targets.returns
     return TrainExample(
         row,
@@ -241,4 +276,5 @@ def _make_example(row: Row, targets: BatchTargets, scored: ModelScores) -> Train
         reference=scored.reference.get(row.index),
         values=values.get(row.index),
         returns=returns[row.index] if returns is not None else None,
+        teacher=batch.sequences[row.index].teacher,
     )

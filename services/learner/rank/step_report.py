@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.learner.config.algorithm import DistillationConfig
 from services.learner.rank.block_compilation import CompiledBlocks
 from services.learner.rank.gradient_accumulator import MiniBatchSums
 from services.learner.rank.model_updates import UpdateHistory, UpdateOutcome
 from services.learner.rank.step_examples import TrainExample
 from services.learner.rank.token_report import concat_arrays
+from services.learner.types import TrainBatch
 
 
 def policy_metrics(history: UpdateHistory, mini_batches: int, lr: float) -> dict[str, float]:
@@ -79,6 +81,27 @@ def kl_metrics(history: UpdateHistory) -> dict[str, float]:
     epoch's tokens."""
     seen = _sum_outcomes(history.made_in_first_epoch).objective
     return {"policy/kl": seen.kl / seen.tokens} if seen.tokens else {}
+
+
+def teacher_metrics(
+    batch: TrainBatch, history: UpdateHistory, config: DistillationConfig
+) -> dict[str, float]:
+    """Return metrics of a step with a teacher.
+
+    - teacher/reverse_kl: mean over all policy tokens of the batch of log sampler - log teacher, the
+      estimate of KL(policy || teacher) by sampled tokens
+    - teacher/divergence: that over the teacher's likeliest tokens, which is in the loss; mean over
+      the first epoch's tokens, with `distillation.top_k`"""
+    gaps = [
+        each.behaviour_logprobs[each.policy_mask] - each.teacher.logprobs
+        for each in batch.sequences
+        if each.teacher is not None
+    ]
+    found = {"teacher/reverse_kl": float(concat_arrays(gaps).mean(dtype=np.float64))}
+    seen = _sum_outcomes(history.made_in_first_epoch).objective
+    if config.top_k and seen.tokens:
+        found["teacher/divergence"] = seen.divergence / seen.tokens
+    return found
 
 
 def critic_metrics(history: UpdateHistory, examples: Sequence[TrainExample]) -> dict[str, float]:

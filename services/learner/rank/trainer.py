@@ -131,6 +131,8 @@ class Trainer:
         metrics |= self._post_update_metrics(examples, evidence, history)
         if self._algorithm.kl.coefficient > 0:
             metrics |= step_report.kl_metrics(history)
+        if batch.settings.taught:
+            metrics |= step_report.teacher_metrics(batch, history, self._algorithm.distillation)
         if self.critic is not None:
             metrics |= step_report.critic_metrics(history, prepared.examples)
         return StepResult(

@@ -31,6 +31,7 @@ from services.learner.types import (
     StepResult,
     StepSettings,
     StepTokens,
+    TeacherScores,
     TrainBatch,
     TrainSequence,
     TurnTokens,
@@ -45,6 +46,8 @@ ORPHANED_EXIT_CODE = 3
 
 # Of the names of arrays that are files of pictures.
 _PICTURE = "picture."
+# Names of a sequence's arrays of its teacher.
+_TEACHER = ("teacher", "teacher_ids", "teacher_top")
 
 Message = dict[str, Any]
 
@@ -164,11 +167,13 @@ def _to_arrays(sequences: Sequence[TrainSequence]) -> dict[str, NDArray[Any]]:
         "policy_mask": _concat_arrays([s.policy_mask for s in sequences], np.uint8),
         "behaviour_logprobs": _concat_arrays([s.behaviour_logprobs for s in sequences], np.float32),
     }
-    return arrays | {
-        f"experts.{index}": np.ascontiguousarray(sequence.experts)
-        for index, sequence in enumerate(sequences)
-        if sequence.experts is not None
-    }
+    for index, sequence in enumerate(sequences):
+        if sequence.experts is not None:
+            arrays[f"experts.{index}"] = np.ascontiguousarray(sequence.experts)
+        if (scores := sequence.teacher) is not None:
+            named = (scores.logprobs, scores.top_ids, scores.top_logprobs)
+            arrays |= {f"{n}.{index}": a for n, a in zip(_TEACHER, named, strict=True)}
+    return arrays
 
 
 def read_batch(message: Message) -> TrainBatch:
@@ -205,6 +210,7 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
         message["canary"],
         [tuple(TurnTokens(*turn) for turn in turns) for turns in message["turns"]],
         message["named_rewards"],
+        [_to_scores(arrays, index) for index in range(len(lengths))],
         strict=True,
     )
     sequences = tuple(TrainSequence(*column) for column in columns)
@@ -215,6 +221,14 @@ def _assemble_batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> Tra
     }
     settings = StepSettings(**message["settings"])
     return TrainBatch(message["step"], sequences, settings, files, message["imitated"])
+
+
+def _to_scores(arrays: Mapping[str, NDArray[Any]], index: int) -> TeacherScores | None:
+    found = [arrays.get(f"{name}.{index}") for name in _TEACHER]
+    logprobs, top_ids, top_logprobs = found
+    if logprobs is None or top_ids is None or top_logprobs is None:
+        return None
+    return TeacherScores(logprobs, top_ids, top_logprobs)
 
 
 def _to_place(sha256: str, grid: list[int], offset: int) -> PlacedPicture:

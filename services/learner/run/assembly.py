@@ -28,6 +28,7 @@ from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
+from services.learner.teacher.teacher_desk import STAGE, TeacherDesk
 from services.learner.weights.weight_broadcast import WeightBroadcast
 
 
@@ -133,12 +134,31 @@ async def build_train_loop(
     """Build the loop of a run that trains on groups of attempts."""
     config, dispatcher = runtime.config, state.dispatcher
     record = await open_record(runtime, vendors, state, eval_sets)
+    desk = _open_desk(runtime, vendors, state)
+    if desk is not None:
+        record.teacher_metrics = desk.take_metrics
     return TrainLoop(
         stages=build_stages(runtime, vendors, state, eval_sets, record),
         dispatcher=dispatcher,
         guard=state.guard,
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),
         recorder=StepRecorder(dispatcher, record, tinker_names=config.engine == "tinker"),
+        desk=desk,
+    )
+
+
+def _open_desk(
+    runtime: Runtime[LearnerConfig], vendors: LearnerDependencies, state: RunState
+) -> TeacherDesk | None:
+    """Return the desk at which the run's teacher is asked, if it has one."""
+    teacher, config = vendors.teacher, runtime.config.teacher
+    if teacher is None or config is None:
+        return None
+    return TeacherDesk(
+        teacher,
+        config,
+        note_progress=lambda: runtime.watchdog.note_progress(STAGE),
+        apply_verdict=lambda verdict: state.alarms.apply_verdicts([verdict]),
     )
 
 

@@ -48,6 +48,7 @@ class StepRecorder:
         metrics = self._metrics.compute_metrics(batch, base, times, counters)
         metrics.update(_rank_metrics(result))
         metrics.update(record.checkpoint_metrics())
+        metrics.update(record.teacher_metrics())
         metrics.update(record.dumps.metrics())
         metrics.update(record.first_step_metrics)
         sinks.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))

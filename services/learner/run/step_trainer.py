@@ -1,13 +1,19 @@
 """Training of a run's steps on its ranks: from the newest checkpoint, by journaled plans."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from services.common.domain.attempts import AttemptKey
+from services.common.domain.trajectory import Trajectory
 from services.common.rpc.errors import ConfigError
+from services.common.run_folder.journal_file import JournalError
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.groups.batcher import Batch, build_train_batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal
+from services.learner.journal.teacher_tables import AttemptScores
 from services.learner.ports import Ranks
 from services.learner.run.resume_checks import (
     check_base_is_the_same,
@@ -70,14 +76,25 @@ class StepTrainer:
                 raise ReplayError(f"the journal has no plan for step {step}")
         return plans
 
-    async def commit_plan(self, batch: Batch, settings: StepSettings) -> Plan:
-        """Journal the plan of the next step, with what its groups taught the curriculum."""
+    async def load_attempts(self, batch: Batch) -> list[Trajectory]:
+        """Load the attempts of a batch, except those of groups with damaged records."""
+        return await self._journal.load_intact(batch.attempt_keys)
+
+    async def commit_plan(
+        self,
+        batch: Batch,
+        settings: StepSettings,
+        scores: Mapping[AttemptKey, AttemptScores] | None = None,
+    ) -> Plan:
+        """Journal the plan of the next step, with what its groups taught the curriculum, and what a
+        teacher says about them."""
+        settings = replace(settings, taught=scores is not None)
         plan = Plan(self.version + 1, batch.attempt_keys, settings)
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
         snapshot = self._dispatcher.learn_from_batch(plan.step, batch)
         epoch = self._dispatcher.run_epoch
-        await self._journal.commit_plan(plan, epoch, groups, filtered, snapshot)
+        await self._journal.commit_plan(plan, epoch, groups, filtered, snapshot, scores)
         self._dispatcher.mark_journaled(snapshot)
         return plan
 
@@ -88,7 +105,8 @@ class StepTrainer:
         return plan
 
     async def train_plan(self, plan: Plan) -> StepResult:
-        """Train the step of a plan. Raises ReplayError if its trajectories are gone."""
+        """Train the step of a plan. Raises ReplayError if its trajectories are gone, or a teacher's
+        scores of them."""
         attempts = await self._journal.load_intact(plan.attempts)
         if not attempts:
             raise ReplayError(
@@ -100,7 +118,12 @@ class StepTrainer:
                 f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
                 " can be read: restore a folder under checkpoints/, or start a new run"
             )
-        return await self.train_batch(build_train_batch(plan.step, attempts, plan.settings))
+        try:
+            keys = [attempt.key for attempt in attempts]
+            scores = await self._journal.load_scores(keys) if plan.settings.taught else None
+        except JournalError as error:
+            raise ReplayError(str(error)) from error
+        return await self.train_batch(build_train_batch(plan.step, attempts, plan.settings, scores))
 
     async def train_batch(self, batch: TrainBatch) -> StepResult:
         """Train the next step on a batch."""

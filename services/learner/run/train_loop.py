@@ -1,8 +1,8 @@
 """The run, as a list of named steps.
 
     start ranks -> replay -> publish -> (evaluate before)
-      -> [collect -> commit plan -> train -> publish -> free slots -> checkpoint] x steps
-      -> evaluate after -> summary
+      -> [collect -> (ask teacher) -> commit plan -> train -> publish -> free slots -> checkpoint]
+      x steps -> evaluate after -> summary
 
 In mode `eval`: start ranks -> replay -> publish -> evaluate -> summary.
 
@@ -12,20 +12,23 @@ waits for them, so that they see one policy only. A run that imitates has its ow
 `learner/imitation/`, over the same stages: `run_stages.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.common.aio.concurrency import run_unless
+from services.common.domain.attempts import AttemptKey
 from services.common.telemetry import trace
 from services.common.telemetry.log import bind_process
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, Ruling
 from services.learner.journal.schema import Plan
+from services.learner.journal.teacher_tables import AttemptScores
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.run_stages import RunStages
 from services.learner.run.status import Phase
 from services.learner.run.step_recorder import StepRecorder
+from services.learner.teacher.teacher_desk import STAGE, TeacherDesk
 from services.learner.types import ModelInfo, StepSettings
 
 
@@ -38,6 +41,8 @@ class TrainLoop:
     guard: MismatchGuard
     resync: EngineResync
     recorder: StepRecorder
+    # Where the run's teacher is asked, if it has one.
+    desk: TeacherDesk | None = None
 
     async def run_until_done(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
         """Run to the end. Return True if every step and evaluation is done, False if drained
@@ -56,6 +61,8 @@ class TrainLoop:
         if stages.config.mode == "eval":
             return await stages.evaluate_only()
         await stages.begin_eval()
+        if self.desk is not None and not await self._open_desk(self.desk):
+            return await stages.stop_early()
         while trainer.version < stages.config.steps:
             batch = await run_unless(stages.drain, self._collect_batch())
             if batch is None:
@@ -63,7 +70,12 @@ class TrainLoop:
             ruling = await self._judge_batch(batch)
             if ruling.resync:
                 await self.resync.resync_engines(batch, trainer.version)
-            elif not await self._run_step(batch, ruling.settings):
+                continue
+            if self.desk is None:
+                scores = None
+            elif (scores := await self._ask_teacher(self.desk, batch)) is None:
+                return await stages.stop_early()
+            if not await self._run_step(batch, ruling.settings, scores):
                 return await stages.stop_early(save=False)
         return await stages.finish_run()
 
@@ -90,7 +102,32 @@ class TrainLoop:
             raise ruling.stop
         return ruling
 
-    async def _run_step(self, batch: Batch, settings: StepSettings) -> bool:
+    async def _open_desk(self, desk: TeacherDesk) -> bool:
+        """Wait for the teacher; return False if a drain came first. Raises TeacherRefusedError."""
+
+        async def open_desk() -> bool:
+            await desk.open()
+            return True
+
+        with self.stages.watchdog.stage(STAGE):
+            return bool(await run_unless(self.stages.drain, open_desk()))
+
+    async def _ask_teacher(
+        self, desk: TeacherDesk, batch: Batch
+    ) -> Mapping[AttemptKey, AttemptScores] | None:
+        """Have a batch scored, before its plan is committed; return None if a drain came first: the
+        next start asks again. Raises TeacherRefusedError."""
+        attempts = await self.stages.trainer.load_attempts(batch)
+        facts = {"attempts": len(attempts)}
+        with self.stages.watchdog.stage(STAGE), trace.span("ask teacher", facts):
+            return await run_unless(self.stages.drain, desk.score_attempts(attempts))
+
+    async def _run_step(
+        self,
+        batch: Batch,
+        settings: StepSettings,
+        scores: Mapping[AttemptKey, AttemptScores] | None,
+    ) -> bool:
         """Train on a batch and publish the result.
 
         Return False if a drain came while an evaluation delayed the publication: the plan is
@@ -98,7 +135,7 @@ class TrainLoop:
         stages, trainer = self.stages, self.stages.trainer
         base = trainer.version
         bind_process(step=base + 1)
-        plan = await trainer.commit_plan(batch, settings)
+        plan = await trainer.commit_plan(batch, settings, scores)
         stages.status.enter_phase(Phase.TRAINING)
         sync = stages.publisher.sync_seconds
         facts = {"step": plan.step, "attempts": len(plan.attempts)}

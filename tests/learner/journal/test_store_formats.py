@@ -19,11 +19,13 @@ from tests.learner.run.test_train_loop import following, lease_for, query, run_t
 
 
 def to_former(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a journal one of format 6, which had no table of pictures."""
-    former = {name: of for name, of in table_checksums.SEALED.items() if name != "pictures"}
+    """Make a journal one of format 6, which had no table of pictures, nor of a teacher's scores."""
+    later = ("pictures", "teacher_scores")
+    former = {name: of for name, of in table_checksums.SEALED.items() if name not in later}
     with monkeypatch.context() as patch, closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         patch.setattr(table_checksums, "SEALED", former)
-        db.execute("DROP TABLE pictures")
+        for table in later:
+            db.execute(f"DROP TABLE {table}")
         db.execute("UPDATE meta SET value = '6' WHERE key = 'schema_version'")
         position = current_position(db, reseal_tables(db))
         db.commit()

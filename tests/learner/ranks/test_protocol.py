@@ -15,7 +15,9 @@ from services.learner.types import (
     ModelInfo,
     StepResult,
     StepSettings,
+    TeacherScores,
     TrainBatch,
+    TrainSequence,
     TurnTokens,
     VersionMismatch,
 )
@@ -25,6 +27,15 @@ from tests.support.tiny_ranks import make_batch
 
 def through(message: protocol.Message) -> protocol.Message:
     return protocol.decode_body(protocol.encode_frame(message)[protocol.HEADER.size :])
+
+
+def make_scores(sequence: TrainSequence, *, top_k: int) -> TeacherScores:
+    count, rng = int(sequence.policy_mask.sum()), np.random.default_rng(top_k)
+    return TeacherScores(
+        -rng.random(count).astype(np.float32),
+        rng.integers(0, 97, (count, top_k)).astype(np.int32),
+        -rng.random((count, top_k)).astype(np.float32),
+    )
 
 
 def test_a_batch_arrives_whole(tmp_path: Path) -> None:
@@ -38,10 +49,11 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
             experts=np.arange(12 * index, dtype=np.uint16).reshape(index, 3, 4) if index else None,
             turns=(TurnTokens(0, 3, 0.1 * index), TurnTokens(2, 1, None)) if index else (),
             named_rewards={"style": 0.1 * index} if index else {},
+            teacher=make_scores(s, top_k=index % 3) if index != 1 else None,
         )
         for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
     )
-    batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5))
+    batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5, taught=True))
     found = protocol.read_batch(through(protocol.write_batch(tmp_path / "batch", batch)))
     assert (found.step, found.settings) == (7, batch.settings)
     assert len(found.sequences) == len(sequences)
@@ -52,6 +64,11 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
             assert getattr(got, name) == getattr(sent, name)
         assert (got.turns, got.named_rewards) == (sent.turns, sent.named_rewards)
         assert got.stop_reason is sent.stop_reason
+        assert (got.teacher is None) == (sent.teacher is None)
+        for name in ("logprobs", "top_ids", "top_logprobs") if sent.teacher else ():
+            one, other = getattr(got.teacher, name), getattr(sent.teacher, name)
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
         assert (got.experts is None) == (sent.experts is None)
         if got.experts is not None and sent.experts is not None:
             assert got.experts.dtype == np.uint16

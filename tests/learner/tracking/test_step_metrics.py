@@ -29,10 +29,10 @@ NAMES, HISTOGRAMS = "## Names", "### Histograms"
 # Only of a run at a Tinker service, see test_tinker_metrics.py.
 TINKER = "### Names of the reference's Tinker entry point"
 # No upload ends within the test, no launcher reports prices, no engine of experts, nothing is
-# compiled and nothing dumped, no service trains, nothing is imitated: tests/learner/checkpoints,
-# tests/learner/run/test_step_recorder.py, tests/learner/dumps, tests/learner/hosted,
-# tests/learner/imitation, and in tests/learner/rank test_routing_replay.py and
-# test_block_compilation.py have them.
+# compiled and nothing dumped, no service trains, nothing is imitated, nobody teaches:
+# tests/learner/checkpoints, tests/learner/run/test_step_recorder.py, tests/learner/dumps,
+# tests/learner/hosted, tests/learner/imitation, tests/learner/teacher, and in tests/learner/rank
+# test_routing_replay.py, test_block_compilation.py and test_trainer_distillation.py have them.
 ELSEWHERE = (
     "with `checkpoint.remote`",
     "whose price is known",
@@ -41,6 +41,7 @@ ELSEWHERE = (
     "with `learner.rank.compile`",
     'with `learner.engine = "tinker"`',
     'with `learner.objective = "sft"`',
+    "with `learner.teacher`",
 )
 
 

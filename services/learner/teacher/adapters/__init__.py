@@ -1,0 +1,1 @@
+"""Teachers that a vendor's server serves."""
