@@ -29,8 +29,7 @@ def main() -> None:
     for seed in given.seeds:
         for arm in chosen:
             if (arm.name, seed) not in done:
-                last = folder / f"{arm.name}-{seed}.pt"
-                entry = {"arm": arm.name, "seed": seed, **asdict(run_arm(arm, seed, folder, last))}
+                entry = {"arm": arm.name, "seed": seed, **asdict(run_arm(arm, seed, folder))}
                 done[arm.name, seed] = entry
                 with given.out.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
@@ -53,7 +52,7 @@ def _make_row(arm: Arm, results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": arm.name,
         "imitated": arm.imitated,
-        "reinforced": arm.reinforced,
+        "sampled": arm.sampled,
         "shown": [result["shown"] for result in results],
         "seeds": [round(share, 1) for share in sampled],
         "mean": round(statistics.mean(sampled), 1),
@@ -65,7 +64,7 @@ def _make_row(arm: Arm, results: list[dict[str, Any]]) -> dict[str, Any]:
 def _format_row(row: dict[str, Any]) -> str:
     low, high = row["interval"]
     seeds, greedy = (", ".join(map(str, row[key])) for key in ("seeds", "greedy"))
-    steps = f"{row['imitated']} + {row['reinforced']}"
+    steps = f"{row['imitated']} + {row['sampled']}"
     return f"| {row['name']} | {steps} | {row['mean']} % [{low}, {high}] | {seeds} | {greedy} |"
 
 

@@ -19,9 +19,10 @@ from benchmarks.algorithms.run import (
     open_policy,
     train_batch,
 )
+from benchmarks.imitation.teacher import Teacher
 from environments.api import open_instance
 from environments.task_generator import make_data_id
-from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig, DistillationConfig
 from services.learner.imitation.step_schedule import StepSchedule
 from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import Policy
@@ -45,22 +46,27 @@ HELDOUT_TASKS, CURVE_STEPS = 128, 10
 
 @dataclass(frozen=True)
 class Arm:
-    """A row: optimizer steps of imitation, then of GRPO, with a fresh optimizer for each."""
+    """A row: optimizer steps of imitation, then on the policy's own samples, with a fresh optimizer
+    for each."""
 
     name: str
     imitated: int = 0
-    reinforced: int = 0
+    sampled: int = 0
     # Imitates the demonstrator's failures too.
     failures: bool = False
+    # The row whose last policy, of the same seed, is distilled from; empty: GRPO.
+    teacher: str = ""
 
 
+BOTH = "SFT on the solved ones, then GRPO"
 ARMS = (
     Arm("the start"),
     Arm("SFT on all episodes", imitated=STEPS, failures=True),
     Arm("SFT on the solved ones", imitated=STEPS),
     Arm("SFT on the solved ones, shorter", imitated=10),
-    Arm("GRPO", reinforced=STEPS),
-    Arm("SFT on the solved ones, then GRPO", imitated=10, reinforced=STEPS - 10),
+    Arm("GRPO", sampled=STEPS),
+    Arm(BOTH, imitated=10, sampled=STEPS - 10),
+    Arm("on-policy distillation of the latter", sampled=STEPS, teacher=BOTH),
 )
 
 
@@ -74,7 +80,7 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Outcome:
     """What a run's last policy solves of the held-out tasks greedily, how many of the
-    demonstrator's episodes solved theirs, and GRPO's curve, whose last point is the last policy."""
+    demonstrator's episodes solved theirs, and its curve, whose last point is the last policy."""
 
     greedy: int
     shown: int
@@ -86,8 +92,8 @@ def start_recipe() -> Recipe:
     return replace(recipe_for("tools", seed=0), habits=START)
 
 
-def run_arm(arm: Arm, seed: int, folder: Path, last: Path) -> Outcome:
-    """Train the start policy of `folder`, score what it has become, and write that to `last`."""
+def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
+    """Train the start policy of `folder`, score what it has become, and keep it there."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     episodes = record_episodes(folder, seed)
@@ -96,13 +102,11 @@ def run_arm(arm: Arm, seed: int, folder: Path, last: Path) -> Outcome:
     imitate(policy, episodes if arm.failures else solved, arm.imitated, seed)
     sampler = Sampler(folder, seed, (SKILL,))
     sampler.adopt(policy)
-    curve = reinforce(policy, sampler, arm.reinforced)
-    torch.save(policy.named_parameters(), last)
-    return Outcome(
-        greedy=sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=0.0).solved,
-        shown=len(solved),
-        curve=curve,
-    )
+    teacher = Teacher(folder, folder / f"{arm.teacher}-{seed}.pt") if arm.teacher else None
+    curve = train_on_samples(policy, sampler, arm.sampled, teacher)
+    torch.save(policy.named_parameters(), folder / f"{arm.name}-{seed}.pt")
+    greedy = sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=0.0).solved
+    return Outcome(greedy, len(solved), curve)
 
 
 def record_episodes(folder: Path, seed: int) -> list[TrainSequence]:
@@ -144,12 +148,16 @@ def imitate(policy: Policy, episodes: list[TrainSequence], steps: int, seed: int
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
 
 
-def reinforce(policy: Policy, sampler: Sampler, steps: int) -> list[Point]:
-    """Make so many optimizer steps of GRPO, on policy."""
-    trainer = make_trainer(policy, AlgorithmConfig())
+def train_on_samples(
+    policy: Policy, sampler: Sampler, steps: int, teacher: Teacher | None
+) -> list[Point]:
+    """Make so many optimizer steps, on policy: of GRPO, or of distillation from the teacher."""
+    alone = DistillationConfig(alone=True)
+    trainer = make_trainer(policy, AlgorithmConfig(distillation=alone))
     tokens, curve = 0, [Point(0, sampler.score(tasks_per_env=HELDOUT_TASKS).solved)]
     for step in range(1, steps + 1):
         batch = train_batch(step, sampler.sample(step - 1, GROUPS))
+        batch = teacher.teach(batch) if teacher else batch
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
         sampler.adopt(policy)
         tokens += sum(int(sequence.policy_mask.sum()) for sequence in batch.sequences)
