@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from environments.api import ENV_KEYS
 from environments.task_generator import Scenario, draw_scenario, make_data_id
 from services.common.domain.attempts import StopReason
 from services.common.spec.spec import PolicyConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.learner import OptimizerConfig
 from services.learner.config.rank import RankConfig
 from services.learner.rank.learning_rate import learning_rate
@@ -23,7 +24,7 @@ from services.learner.rank.policy_loading import load_policy
 from services.learner.rank.trainer import Trainer
 from services.learner.types import TrainBatch, TrainSequence
 from tools.tiny_policy.episodes import Episode, Player, play_tasks
-from tools.tiny_policy.evaluate import evaluate, load_player
+from tools.tiny_policy.evaluate import Score, load_player
 
 # The demo's settings (deploy/runs/local.toml).
 GROUPS, GROUP_SIZE, TRAIN_TASKS = 12, 8, 1200
@@ -62,10 +63,8 @@ def train_case(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
     """Return pass@1 at T = 1 on the held-out tasks at each evaluation."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    rank = RankConfig()
-    policy = load_policy(PolicyConfig(model=str(folder), dtype="float32", max_model_len=512), rank)
-    optimizer = Optimizer(policy.named_parameters(), OPTIMIZER)
-    trainer = Trainer(policy, optimizer, case.algorithm, rank)
+    policy = open_policy(folder)
+    trainer = make_trainer(policy, case.algorithm)
     sampler = Sampler(folder, seed)
     waiting = deque(sampler.sample(0) for _ in range(case.staleness + 1))
     scores: list[float] = []
@@ -74,17 +73,30 @@ def train_case(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, plan.steps))
         sampler.adopt(policy)
         if step in plan.evaluated:
-            scores.append(sampler.score())
+            scores.append(sampler.score().pass_at_1)
         waiting.append(sampler.sample(step))
     return scores
 
 
-class Sampler:
-    """Acting policy with its own weights."""
+def open_policy(folder: Path) -> Policy:
+    """Load the policy to train."""
+    config = PolicyConfig(model=str(folder), dtype="float32", max_model_len=512)
+    return load_policy(config, RankConfig())
 
-    def __init__(self, folder: Path, seed: int) -> None:
+
+def make_trainer(policy: Policy, algorithm: AlgorithmConfig) -> Trainer:
+    """Return a trainer whose optimizer starts fresh."""
+    optimizer = Optimizer(policy.named_parameters(), OPTIMIZER)
+    return Trainer(policy, optimizer, algorithm, RankConfig())
+
+
+class Sampler:
+    """Acting policy with its own weights, and the environments whose tasks it plays."""
+
+    def __init__(self, folder: Path, seed: int, env_keys: Sequence[str] = ENV_KEYS) -> None:
         self._player: Player = load_player(folder)
-        self._tasks = _task_order(seed)
+        self._env_keys = env_keys
+        self._tasks = _task_order(seed, env_keys)
         self._generator = torch.Generator().manual_seed(seed)
 
     @torch.no_grad()
@@ -94,17 +106,23 @@ class Sampler:
         for name, parameter in self._player.model.named_parameters():
             parameter.copy_(trained[name])
 
-    def sample(self, version: int) -> Sampled:
+    def sample(self, version: int, groups: int = GROUPS) -> Sampled:
         """Play attempts at the next tasks, those of one task adjacent."""
-        tasks = [next(self._tasks) for _ in range(GROUPS)]
+        tasks = [next(self._tasks) for _ in range(groups)]
         attempts = [task for task in tasks for _ in range(GROUP_SIZE)]
         played = play_tasks(self._player, attempts, temperature=1.0, generator=self._generator)
         return Sampled(version, played)
 
-    def score(self) -> float:
-        """Return pass@1 on the held-out tasks, with the same random numbers every time."""
-        scores = evaluate(self._player, "heldout", EVAL_TASKS_PER_ENV, temperature=1.0, seed=0)
-        return scores["all"].pass_at_1
+    def score(self, *, tasks_per_env: int = EVAL_TASKS_PER_ENV, temperature: float = 1.0) -> Score:
+        """Return the score on the held-out tasks, with the same random numbers every time."""
+        drawn = [
+            draw_scenario(env_key, make_data_id("heldout", index))
+            for index in range(tasks_per_env)
+            for env_key in self._env_keys
+        ]
+        generator = torch.Generator().manual_seed(0)
+        played = play_tasks(self._player, drawn, temperature=temperature, generator=generator)
+        return Score(sum(episode.solved for episode in played), len(played))
 
 
 def train_batch(step: int, sampled: Sampled) -> TrainBatch:
@@ -131,10 +149,10 @@ def _train_sequence(episode: Episode, group_id: str, attempt: int, staleness: in
     )
 
 
-def _task_order(seed: int) -> Iterator[Scenario]:
+def _task_order(seed: int, env_keys: Sequence[str]) -> Iterator[Scenario]:
     """Yield tasks endlessly, environments in turn, in an order that depends on the seed."""
     rng = random.Random(seed)
     while True:
         for index in rng.sample(range(TRAIN_TASKS), TRAIN_TASKS):
-            for env_key in ENV_KEYS:
+            for env_key in env_keys:
                 yield draw_scenario(env_key, make_data_id("train", index))

@@ -38,7 +38,7 @@ def mean_interval(percent: Sequence[float]) -> tuple[float, float]:
 def format_tables(rows: Sequence[dict[str, Any]]) -> str:
     """Return both tables; the second has a row per correction and a column per age."""
     estimators = [r for r in rows if r["table"] == "estimator"]
-    lines = ["| estimator, on policy | pass@1, mean [95 % interval] | seeds |", "|---|---|---|"]
+    lines = ["| on policy | pass@1, mean [95 % interval] | seeds |", "|---|---|---|"]
     lines += [f"| {r['name']} | {_format_figure(r)} | {_format_seeds(r)} |" for r in estimators]
     ages = sorted({r["staleness"] for r in rows if r["table"] == "staleness"})
     if ages:
