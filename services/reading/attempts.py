@@ -8,7 +8,6 @@ first, newer before older ones. The last line is {"matched": N}, the number of m
 reason."""
 
 import argparse
-import json
 import sqlite3
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -25,6 +24,7 @@ from services.common.domain.trajectory import Media, is_picture
 from services.common.domain.trajectory import Sequence as TokenSequence
 from services.common.episodes.episode_text import told_messages
 from services.common.process.private_process import keep_private
+from services.common.run_folder.journal_columns import group_task
 from services.common.run_folder.journal_file import JournalError, open_read_only
 from services.common.run_folder.trajectory_codec import outcome_fields
 from services.common.run_folder.trajectory_tables import trajectory_of
@@ -82,7 +82,7 @@ def _query_rows(
 def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     group_id, index, attempt_try, dropped, purpose, eval_id, state, reason, step, spec, pruned = row
     trajectory = trajectory_of(db, AttemptKey(group_id, index, attempt_try))
-    task_key, env_key, task_json = json.loads(spec)["task"]
+    task = group_task(group_id, spec)
     return {
         "group_id": group_id,
         "attempt_index": index,
@@ -92,9 +92,9 @@ def _attempt_to_dict(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, 
         "step": step,
         "group_state": state,
         "dropped": dropped or reason,
-        "task_key": task_key,
-        "env_key": env_key,
-        "task_prompt": json.loads(task_json)["prompt"],
+        "task_key": task.task_key,
+        "env_key": task.env_key,
+        "task_prompt": task.find_prompt(group_id),
         "tokens_kept": not pruned,
         "worker_id": trajectory.facts.worker_id,
         "stop_reason": trajectory.stop_reason,

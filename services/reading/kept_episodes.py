@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from services.common.episodes.episode_rows import StoredAttempt, attempt_row, ke
 from services.common.episodes.episode_text import Decode
 from services.common.episodes.stored_attempts import count_attempts, find_attempts
 from services.common.run_folder import dump_files
+from services.common.run_folder.journal_columns import decode_column
+from services.common.run_folder.journal_file import JournalError
 from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.token_stats import (
     SequenceKey,
@@ -26,6 +28,11 @@ from services.reading.attempt_filter import AttemptFilter
 Row = dict[str, Any]
 
 
+class DamagedDumpError(JournalError):
+    """A dump that stands in for pruned rows of the journal is damaged; the message gives the place
+    and a fix."""
+
+
 class KeptEpisodes:
     """Episodes of one run. `pruned` counts those whose tokens are no longer kept."""
 
@@ -36,7 +43,7 @@ class KeptEpisodes:
         self.pruned = 0
         # Attempts of one step or evaluation are adjacent.
         self._stats_of = lru_cache(1)(self._read_stats)
-        self._tools_of = lru_cache(64)(partial(tools_of, db))
+        self._tools_of = lru_cache(64)(self._read_tools)
         self._rows_of = lru_cache(1)(read_dumped_rows)
 
     def count(self, wanted: AttemptFilter) -> int:
@@ -78,7 +85,14 @@ class KeptEpisodes:
         if not tools:
             return {**row, "tools": None}
         said = [each for each in row["messages"] if not each.get("by_template")]
-        return {**row, "messages": said, "tools": tools.decode()}
+        return {**row, "messages": said, "tools": tools}
+
+    def _read_tools(self, digest: str) -> str:
+        """Return tools as JSON; "" if they are unknown."""
+        tools = tools_of(self._db, digest)
+        if tools:
+            decode_column(tools, list[object], f"the tools with the digest {digest}")
+        return tools.decode()
 
     def _dump_of(self, attempt: StoredAttempt) -> Path | None:
         if attempt.step is None:
@@ -103,9 +117,19 @@ class KeptEpisodes:
 
 
 def read_dumped_rows(path: Path) -> dict[AttemptKey, Row]:
-    """Return the rows of a dump by attempt; none if there is no such file."""
+    """Return the rows of a dump by attempt; none if there is no such file. Raises
+    DamagedDumpError."""
+    found: dict[AttemptKey, Row] = {}
     if not path.exists():
-        return {}
-    with path.open(encoding="utf-8") as file:
-        rows: list[Row] = [json.loads(line) for line in file]
-    return {key_of_row(row): row for row in rows}
+        return found
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row: Row = json.loads(line)
+                found[key_of_row(row)] = row
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise DamagedDumpError(
+                    f"{path}: line {number} is no row of an attempt: {error!r}. Remove the file to"
+                    " do without the episodes that only it has"
+                ) from error
+    return found

@@ -1,14 +1,14 @@
 """Export of a run's episodes as Parquet, or as a folder for Hugging Face's `datasets`."""
 
-import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from services.common.adapters.token_text import NoTokenizerError, load_decoder
+from services.common.files.json_files import read_json_object
 from services.common.process.extras import install_command
 from services.common.run_folder.dump_files import picture_name
 from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
@@ -127,9 +127,7 @@ def _check_out(out: Path) -> None:
 def _policy_of(run_dir: Path) -> PolicyConfig:
     path = run_dir / "spec.json"
     try:
-        spec: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrajectoryExportError(
-            f"{path} cannot be read, so the run's tokenizer is unknown: {error}"
-        ) from error
+        spec = read_json_object(path)
+    except ValueError as error:
+        raise TrajectoryExportError(f"the run's tokenizer is unknown: {error}") from error
     return parse_shared(spec, where=str(path)).policy

@@ -1,12 +1,12 @@
 """Attempts of a step or an evaluation, read from a journal that another process writes."""
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
 from services.common.domain.attempts import AttemptKey
 from services.common.episodes.episode_rows import StoredAttempt
+from services.common.run_folder.journal_columns import group_task
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.trajectory_tables import trajectory_of
 
@@ -29,7 +29,7 @@ def find_attempts(
     db: sqlite3.Connection, where: str, arguments: tuple[Any, ...]
 ) -> Iterator[StoredAttempt]:
     """Yield the intact attempts that an SQL condition on `t` (trajectories) and `g` (groups)
-    selects, by group."""
+    selects, by group. Raises DamagedColumnError."""
     for row in db.execute(f"{_SELECT} WHERE {where} {_ORDER}", arguments).fetchall():
         group_id, index, attempt_try, dropped, received, reason, spec, purpose, *place = row
         try:
@@ -38,11 +38,11 @@ def find_attempts(
             # Already reported as an incident of the journal.
             continue
         eval_id, step, version = place
-        task_key, env_key, _ = json.loads(spec)["task"]
+        task = group_task(group_id, spec)
         yield StoredAttempt(
             trajectory,
-            env_key,
-            task_key,
+            task.env_key,
+            task.task_key,
             purpose,
             eval_id,
             version if eval_id else step,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.eval_groups import MAIN_SET
+from services.common.rpc.errors import ConfigError
 from services.common.spec.config import canonical_json
 from services.common.spec.spec_loading import load_spec
 from services.common.tasks.task_files import ReadTask
@@ -30,10 +31,17 @@ from services.launcher.cli.command_runner import (
 )
 from services.launcher.cli.data_views import reports_data_errors
 from services.launcher.cli.eval_sources import find_model, identify_model, read_finished
-from services.launcher.cli.eval_views import NamedAttempts, draw_scores, show_evaluations
+from services.launcher.cli.eval_views import (
+    NamedAttempts,
+    draw_scores,
+    find_common,
+    show_evaluations,
+)
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.launcher.doctor.dataset import env_key_of
 from services.reading.data.dataset_folder import PARTS, read_parts
+from services.reading.data.entries import DataError
+from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt
 from services.reading.evaluation.results_folder import (
     MANIFEST,
     PLOT,
@@ -75,22 +83,26 @@ def evaluate_models(
     wishes: Sequence[ModelEvaluation], runs: Path, against: str | None, *, as_json: bool
 ) -> int:
     """Evaluate models one after another, each from where it ended before; print their scores, and
-    compare the last one. The progress is on standard error."""
+    compare the last one. One of several that fails is shown as failed, and the others are made.
+    The progress is on standard error."""
     progress = Terminal(soft_wrap=True, stderr=True)
     first = None if against is None else _read(against, runs, wishes[-1].attempts)
+    # All mistakes in a suite are found before anything is paid for.
+    planned = [(wish, _read_tasks(wish)) for wish in wishes]
+    if first is not None:
+        last = _name(*planned[-1])
+        find_common(first, last, last.digests)
+    evaluate = _evaluate if len(wishes) == 1 else _evaluate_or_explain
     codes: list[int] = []
     shown: list[NamedAttempts] = []
-    # All mistakes in a suite are found before anything is paid for.
-    for wish, tasks in [(wish, _read_tasks(wish)) for wish in wishes]:
-        code, found = _evaluate(wish, tasks, runs, progress)
+    for wish, tasks in planned:
+        code, found = evaluate(wish, tasks, runs, progress)
         codes.append(code)
         shown.append(found)
         if code == INTERRUPTED:
-            break
-    if INTERRUPTED in codes:
-        show_evaluations(shown, None, as_json=as_json)
-        return INTERRUPTED
-    show_evaluations(shown, first, as_json=as_json)
+            show_evaluations(shown, None, as_json=as_json)
+            return INTERRUPTED
+    codes.append(show_evaluations(shown, first, as_json=as_json))
     drawn = wishes[0].folder if len(wishes) == 1 else wishes[0].folder.parent
     draw_scores(drawn / PLOT, [*filter(None, [first]), *shown])
     return max(codes)
@@ -100,12 +112,32 @@ def evaluate_models(
 @reports_data_errors
 def compare_evaluations(target: str, runs: Path, against: str, *, as_json: bool) -> int:
     """Compare two finished evaluations."""
-    show_evaluations([_read(target, runs, 1)], _read(against, runs, 1), as_json=as_json)
-    return OK
+    return show_evaluations([_read(target, runs, 1)], _read(against, runs, 1), as_json=as_json)
 
 
 def _read(text: str, runs: Path, k: int) -> NamedAttempts:
     return NamedAttempts(*read_finished(text, runs), k)
+
+
+def _name(
+    wish: ModelEvaluation,
+    tasks: Sequence[ReadTask],
+    attempts: Sequence[EvaluatedAttempt] = (),
+    failed: str = "",
+) -> NamedAttempts:
+    digests = {read.task.key: read.digest for read in tasks}
+    return NamedAttempts(str(wish.folder), attempts, digests, wish.attempts, failed)
+
+
+def _evaluate_or_explain(
+    wish: ModelEvaluation, tasks: Sequence[ReadTask], runs: Path, console: Terminal
+) -> tuple[int, NamedAttempts]:
+    """Do as `_evaluate`; an evaluation that cannot be made or ended is shown as failed."""
+    try:
+        return _evaluate(wish, tasks, runs, console)
+    except (CommandError, ConfigError, DataError) as error:
+        console.print(f"error: {wish.folder}: {error}")
+        return FAILED, _name(wish, tasks, failed=str(error))
 
 
 def _evaluate(
@@ -118,12 +150,10 @@ def _evaluate(
         code = run_until_interrupted(_play(wish, served, tasks, console))
     begun = (wish.folder / MANIFEST).exists()
     found = read_results(wish.folder)[1] if begun else []
-    digests = {read.task.key: read.digest for read in tasks}
     graded = sum(each.reward is not None for each in found)
     if missing := len(tasks) * wish.attempts - graded:
         console.print(f"attempts without a grade: {missing}; the same command makes them once more")
-    shown = NamedAttempts(str(wish.folder), found, digests, wish.attempts)
-    return code or (FAILED if missing else OK), shown
+    return code or (FAILED if missing else OK), _name(wish, tasks, found)
 
 
 def _read_tasks(wish: ModelEvaluation) -> list[ReadTask]:

@@ -1,12 +1,13 @@
 """What `flotilla eval` shows: scores by environment, and two evaluations compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from services.common.text.printable_text import print_json
+from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.terminal import CommandError, Terminal, make_table, print_table
 from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, rewards_by_task
 from services.reading.evaluation.scores import EnvironmentScore, Rate, score_evaluation
@@ -32,32 +33,39 @@ class ShownComparison:
 @dataclass(frozen=True, slots=True)
 class NamedAttempts:
     """An evaluation as it is shown; `k` is that of pass@k, and `digests` those of its tasks by key,
-    as far as they are known."""
+    as far as they are known. One that failed has no attempts here, but the reason as `failed`."""
 
     name: str
     attempts: Sequence[EvaluatedAttempt]
     digests: Mapping[str, str]
     k: int
+    failed: str = ""
 
     def score(self) -> list[EnvironmentScore]:
-        return score_evaluation(self.attempts, self.k)
+        return [] if self.failed else score_evaluation(self.attempts, self.k)
 
 
 def show_evaluations(
     shown: Sequence[NamedAttempts], against: NamedAttempts | None, *, as_json: bool
-) -> None:
+) -> int:
     """Print the scores of evaluations, and the last one compared with another, as tables or as one
-    JSON object. Raises CommandError if these cannot be compared."""
-    found = against and _compare(against, shown[-1])
+    JSON object; return the exit code. What cannot be compared is no reason to keep scores back."""
+    found, problem = None, ""
+    try:
+        found = against and _compare(against, shown[-1])
+    except CommandError as error:
+        problem = str(error)
     if as_json:
-        told = [{"name": each.name, "scores": each.score()} for each in shown]
-        print_json(msgspec.to_builtins({"evaluations": told, "comparison": found}))
-        return
+        told = [{"name": e.name, "scores": e.score(), "failed": e.failed} for e in shown]
+        whole = {"evaluations": told, "comparison": found, "not_compared": problem}
+        print_json(msgspec.to_builtins(whole))
+        return FAILED if problem else OK
     console = Terminal(soft_wrap=True)
     for each in [*filter(None, [against]), *shown]:
         _print_scores(each, console)
     if found is not None:
         _print_comparison(found, console)
+    return report_error(problem) if problem else OK
 
 
 def draw_scores(out: Path, shown: Sequence[NamedAttempts]) -> None:
@@ -81,13 +89,15 @@ def draw_scores(out: Path, shown: Sequence[NamedAttempts]) -> None:
     draw_panels(out, [Panel("pass@1", lines, is_share=True, names=names)])
 
 
-def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
-    for each in (first, second):
-        if not any(attempt.reward is not None for attempt in each.attempts):
-            raise CommandError(f"{each.name} has no attempt with a grade")
-    known, new = rewards_by_task(first.attempts), rewards_by_task(second.attempts)
+def find_common(
+    first: NamedAttempts, second: NamedAttempts, keys: Collection[str]
+) -> Collection[str]:
+    """Return the tasks of the first evaluation that are among these keys of the second. Raises
+    CommandError if there is none, or tasks of one key differ."""
+    if not any(attempt.reward is not None for attempt in first.attempts):
+        raise CommandError(f"{first.name} has no attempt with a grade")
     fix = "evaluate both on the same --tasks"
-    if not (common := known.keys() & new.keys()):
+    if not (common := {each.task_key for each in first.attempts}.intersection(keys)):
         raise CommandError(f"{first.name} and {second.name} have no task in common: {fix}")
     kept, now = first.digests, second.digests
     known_twice = common & kept.keys() & now.keys()
@@ -96,6 +106,16 @@ def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
             f"{first.name} and {second.name}: {len(changed)} tasks of the same key differ, such as"
             f" {changed[0]}: {fix}"
         )
+    return common
+
+
+def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
+    if second.failed:
+        raise CommandError(f"{second.name} failed, so it is not compared with {first.name}")
+    if not any(attempt.reward is not None for attempt in second.attempts):
+        raise CommandError(f"{second.name} has no attempt with a grade")
+    known, new = rewards_by_task(first.attempts), rewards_by_task(second.attempts)
+    find_common(first, second, new)
     try:
         found = compare_paired(known, new)
     except ValueError as error:
@@ -106,6 +126,10 @@ def _compare(first: NamedAttempts, second: NamedAttempts) -> ShownComparison:
 
 def _print_scores(shown: NamedAttempts, console: Terminal) -> None:
     """Print a line for each environment, and one for all tasks."""
+    console.print(shown.name)
+    if shown.failed:
+        console.print(f"failed: {shown.failed}")
+        return
     k = shown.k
     more = (f"pass@{k}", f"pass^{k}") if k > 1 else ()
     headings = ("environment", "tasks", "attempts", "graded", "no grade")
@@ -116,7 +140,6 @@ def _print_scores(shown: NamedAttempts, console: Terminal) -> None:
         rates = (score.pass_at_k, score.pass_power_k) if k > 1 else ()
         counts = map(str, (score.tasks, score.attempts, score.graded, score.ungraded))
         table.add_row(score.env_key, *counts, _cell(first), interval, *map(_cell, rates))
-    console.print(shown.name)
     print_table(table, console)
 
 

@@ -1,11 +1,12 @@
 """`flotilla show`: prints the agent's attempts, turn by turn."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.adapters.token_text import Decode, NoTokenizerError, load_decoder
+from services.common.files.json_files import read_json_object
+from services.common.text.parsing import as_object
 from services.launcher.cli.attempt_text import draw_attempt
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.run_source import find_run_dir
@@ -66,7 +67,12 @@ def _load_run_decoder(run_dir: Path, policy: str | None) -> Decode:
     path = run_dir / SPEC_FILE
     if not path.exists():
         raise NoTokenizerError(f"{path} does not exist, so the run's policy is unknown")
-    own = json.loads(path.read_text())["policy"]
+    try:
+        own = as_object(read_json_object(path).get("policy"))
+    except ValueError as error:
+        raise NoTokenizerError(f"the run's policy is unknown: {error}") from error
+    if not isinstance(own.get("model"), str):
+        raise NoTokenizerError(f"{path} names no policy.model, so the run's policy is unknown")
     return load_decoder(own["model"], own.get("revision"))
 
 

@@ -1,12 +1,12 @@
 """Demonstrations from a run: its accepted episodes, from the journal, or from dumps where the
 journal pruned them. Nothing is rendered: both hold the exact token ids, and who wrote each."""
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from services.common.episodes.demonstrations import (
 )
 from services.common.episodes.episode_rows import sequence_of_row
 from services.common.run_folder.dump_files import rollouts_path
+from services.common.run_folder.journal_columns import decode_column, group_task
 from services.common.run_folder.journal_file import BEGAN_WITH, JOURNAL_FILE, open_read_only
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.trajectory_tables import trajectory_of
@@ -33,7 +34,7 @@ from services.reading.kept_episodes import read_dumped_rows
 
 _EPISODES = """
 SELECT t.group_id, t.attempt_index, t.try, t.reward, t.payload IS NOT NULL, g.step, g.purpose,
-  json_extract(g.spec, '$.task[0]')
+  g.spec
 FROM trajectories t JOIN groups g USING (group_id)
 ORDER BY g.sequence_number, t.group_id, t.attempt_index, t.try
 """
@@ -156,16 +157,19 @@ def explain(head: DemonstrationHead) -> str:
 
 def _list_episodes(db: sqlite3.Connection, run_dir: Path) -> Iterator[Candidate]:
     dumped = lru_cache(None)(lambda step: rollouts_path(run_dir, step).exists())
-    for group, attempt, number, reward, stored, step, purpose, task in db.execute(_EPISODES):
+    for group, attempt, number, reward, stored, step, purpose, spec in db.execute(_EPISODES):
         kept = bool(stored) or (step is not None and dumped(step))
         key = AttemptKey(group, attempt, number)
-        yield Candidate(key, str(task), reward, step, purpose == Purpose.EVAL, kept)
+        task_key = group_task(group, spec).task_key
+        yield Candidate(key, task_key, reward, step, purpose == Purpose.EVAL, kept)
 
 
 def _tokenizer_of(db: sqlite3.Connection, run_id: str) -> str:
-    """Return the digest of the tokenizer of the run's ids. Raises NoDemonstrationsError."""
+    """Return the digest of the tokenizer of the run's ids. Raises NoDemonstrationsError
+    and DamagedColumnError."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (BEGAN_WITH,)).fetchone()
-    digest = json.loads(row[0]).get("tokenizer") if row else None
+    where = f"{BEGAN_WITH} in the table meta"
+    digest = decode_column(row[0], dict[str, Any], where).get("tokenizer") if row else None
     if not digest:
         raise NoDemonstrationsError(
             f"the journal of run {run_id} names no tokenizer, because its learner never began"

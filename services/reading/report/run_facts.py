@@ -1,16 +1,15 @@
 """What the files of one run have for a report. A file that is missing or damaged is no error: the
 report says so, and shows the others."""
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from services.common.files.json_files import read_json_object
 from services.common.run_folder.dump_files import ANALYSES
+from services.common.run_folder.journal_columns import decode_column
 from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError, open_read_only
 from services.common.run_folder.metric_lines import (
     ALARMS_FILE,
@@ -22,7 +21,6 @@ from services.common.spec.public_spec import redact_spec
 from services.common.spec.spec_values import find_value
 from services.common.tasks.data_manifest import read_manifest
 from services.common.tasks.task_files import TaskFileError
-from services.common.text.parsing import as_object
 from services.reading.analysis.run_analysis import FORMAT
 from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
 from services.reading.evaluation.run_evaluations import list_evaluations, read_evaluation
@@ -79,7 +77,7 @@ def read_run(folder: Path, about: Mapping[str, str]) -> ReportedRun:
         summary=_read_object(folder / "summary.json", problems),
         metrics=MetricSeries(folder / METRICS_FILE),
         evals=journal.get("evals", []),
-        rewards=_read_rewards(folder),
+        rewards=_read_rewards(folder, problems) if journal else {},
         alarms=list(parse_points(alarms.read_bytes().split(b"\n"))) if alarms.exists() else [],
         manifest=_read_manifest(find_value(spec, "learner.data"), problems),
         writers=journal.get("writers", []),
@@ -120,25 +118,31 @@ def _read_journal(path: Path, problems: list[str]) -> dict[str, Any]:
         with open_read_only(path) as db:
             evals = db.execute("SELECT version, results FROM evals ORDER BY version, rowid")
             meta = db.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
+            writers = "written_by in the table meta"
             return {
-                "evals": [ReportedEval(step, as_object(json.loads(text))) for step, text in evals],
+                "evals": [_to_eval(*row) for row in evals],
                 "starts": db.execute("SELECT count(*) FROM epochs").fetchone()[0],
-                "writers": json.loads(meta[0]) if meta else [],
+                "writers": decode_column(meta[0], list[dict[str, str]], writers) if meta else [],
             }
     except JournalError as error:
         problems.append(f"{error}.")
-    except ValueError as error:
-        problems.append(f"{path.name} is damaged: {error}.")
     return {}
 
 
-def _read_rewards(folder: Path) -> dict[int, Rewards]:
-    """Read the first and the newest evaluation; none of a run without a journal."""
+def _to_eval(step: int, results: str) -> ReportedEval:
+    where = f"the results of the evaluation of step {step}"
+    return ReportedEval(step, decode_column(results, dict[str, Any], where))
+
+
+def _read_rewards(folder: Path, problems: list[str]) -> dict[int, Rewards]:
+    """Read the first and the newest evaluation."""
     found: dict[int, Rewards] = {}
-    with suppress(EvaluationError):
+    try:
         steps = [each.step for each in list_evaluations(folder)]
         for step in sorted({*steps[:1], *steps[-1:]}):
             found[step] = rewards_by_task(read_evaluation(folder, step)[1])
+    except EvaluationError as error:
+        problems.append(f"Tasks cannot be compared: {error}.")
     return found
 
 

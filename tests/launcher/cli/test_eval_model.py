@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import psutil
 import pytest
 
 from tests.support.asked_tasks import write_asked_tasks
-from tests.support.http_answers import Answer
+from tests.support.http_answers import Answer, serve_answers
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
-from tests.support.scripted_model import Say, as_answer, serve_model
+from tests.support.scripted_model import Say, as_answer, completion, serve_model
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -332,3 +333,46 @@ def test_a_suite_makes_all_of_its_evaluations(evaluator: Evaluator) -> None:
     assert (done.returncode, "modle" in done.stdout) == (2, True)
     done = evaluator.run(evaluator.words("--suite", suite, "--attempts", "3"))
     assert (done.returncode, "no effect with --suite" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_suite_goes_on_after_a_model_that_cannot_be_reached(evaluator: Evaluator) -> None:
+    away, suite = [True], evaluator.folder / "paper.toml"
+
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        if away:
+            return as_answer({"error": "closed"}, 401)
+        if request.command == "GET":
+            return as_answer({"data": [{"id": "awake"}]})
+        return as_answer(completion({"content": "right"}))
+
+    with serve_model(knows("0")) as (gone, _):
+        pass
+    with serve_answers(answer) as closed, serve_model(knows("0", "1")) as (url, asked):
+        named = [
+            f'[[eval]]\nname = "{name}"\nspec = "{evaluator.spec}"\ntasks = "{evaluator.tasks}"\n'
+            f'model = "{model}"\nattempts = 1\n'
+            for name, model in (("gone", gone), ("there", url), ("closed", f"{closed}/v1"))
+        ]
+        suite.write_text("\n".join(named))
+        words = evaluator.words("--suite", suite, "--out", evaluator.out)
+        done = evaluator.run(words)
+        assert done.returncode == 1, done.stdout + done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[0].endswith("/gone")
+        assert lines[1].startswith(f"failed: try 5: {gone}/models: ")
+        assert lines[-3].split()[:6] == ["all", "3", "3", "3", "0", "0.667"]
+        assert lines[-2].endswith("/closed")
+        assert lines[-1].startswith(f"failed: {closed}/v1/models answered 401: ")
+        assert "<svg" in (evaluator.out / "scores.svg").read_text()
+        away.clear()
+        before = len(asked.bodies)
+        again = evaluator.run([*words, "--json", "--against", str(evaluator.out / "there")])
+    assert len(asked.bodies) == before == 3, "what is graded is not played again"
+    told = json.loads(again.stdout)
+    by_name = {Path(each["name"]).name: each for each in told["evaluations"]}
+    assert again.returncode == 1, "one is still gone"
+    assert (by_name["gone"]["scores"], by_name["there"]["failed"]) == ([], "")
+    assert by_name["gone"]["failed"].startswith("try 5: ")
+    assert by_name["closed"]["scores"][-1]["pass_at_1"]["mean"] == 1
+    assert (told["comparison"]["result"]["won"], told["not_compared"]) == (1, "")

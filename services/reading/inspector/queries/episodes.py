@@ -17,6 +17,7 @@ from services.common.domain.trajectory import Sequence as Sampled
 from services.common.episodes.episode_rows import message_rows
 from services.common.episodes.episode_text import Decode, SequenceText, read_episode
 from services.common.episodes.imitated_attempts import imitating_step
+from services.common.run_folder.journal_columns import decode_column
 from services.common.run_folder.picture_tables import picture_of
 from services.common.run_folder.record_digests import DamagedRecordError
 from services.common.run_folder.token_stats import (
@@ -117,7 +118,9 @@ class EpisodeShelf:
             if known := self._find(key, group, pruned):
                 return known
             trajectory = _load(db, key)
-            tools = tools_of(db, trajectory.facts.tool_schema_digest)
+            text = tools_of(db, trajectory.facts.tool_schema_digest)
+            where = f"the tools of group {key.group_id}"
+            tools = decode_column(text, list[object], where) if text else None
         episode = self._build(row, group, trajectory, tools, pruned)
         with self._lock:
             self._episodes[key] = episode
@@ -148,7 +151,7 @@ class EpisodeShelf:
         row: TryRow,
         group: GroupRow,
         trajectory: Trajectory,
-        tools: bytes,
+        tools: Sequence[object] | None,
         pruned: bool,
     ) -> Episode:
         tokenizer = self._tokenizer
@@ -160,7 +163,7 @@ class EpisodeShelf:
             found = stats.get((key, number))
             why = note or ("" if found else row.unused or "the step did not use it")
             tracks.append(make_track(sequence, found, why))
-        described = _describe_tools(json.loads(tools)) if tools else _find_tools(sequences)
+        described = _find_tools(sequences) if tools is None else _describe_tools(tools)
         return Episode(
             *(row, group, trajectory, sequences, tuple(tracks), tokenizer, pruned), tools=described
         )

@@ -1,20 +1,54 @@
 """Groups and their attempts, as rows of a page."""
 
-import json
 import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.pass_rates import PASS_REWARD
+from services.common.domain.token_authors import Author
+from services.common.run_folder.journal_columns import decode_column, group_task
 
 # Names in one SQL statement.
 _CHUNK = 500
 # Columns of a try, of `trajectories`, for `to_try`.
 TRY = "group_id, attempt_index, try, reward, failure, summary, received, dropped"
 _GROUP = "group_id, purpose, eval_id, spec, state, reason, step"
+
+
+class _Span(msgspec.Struct, array_like=True):
+    author: str
+    length: int
+
+
+class _Turn(msgspec.Struct, array_like=True):
+    generate_s: float
+    tools_s: float
+
+
+class _Sequence(msgspec.Struct):
+    tokens: int
+    spans: list[_Span]
+
+
+class _Counts(msgspec.Struct):
+    turns: int
+    tool_calls: int
+
+
+class _Summary(msgspec.Struct):
+    """What a row shows of the column `summary` of an attempt."""
+
+    sequences: list[_Sequence]
+    turns: list[_Turn]
+    stop_reason: str | None
+    counts: _Counts
+    checks_passed: list[str]
+    checks_failed: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +178,7 @@ def _chunks(values: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
 
 def _to_group(row: tuple[Any, ...], rewards: Iterable[float]) -> GroupRow:
     group_id, purpose, eval_id, spec, state, reason, step = row
-    data = json.loads(spec)
-    task_key, env_key, task = data["task"]
+    task = group_task(group_id, spec)
     return GroupRow(
         group_id=group_id,
         purpose=purpose,
@@ -154,32 +187,32 @@ def _to_group(row: tuple[Any, ...], rewards: Iterable[float]) -> GroupRow:
         reason=reason,
         step=step,
         rewards=tuple(rewards),
-        task_key=task_key,
-        env_key=env_key,
-        prompt=str(json.loads(task).get("prompt", "")),
-        size=data["size"],
+        task_key=task.task_key,
+        env_key=task.env_key,
+        prompt=task.find_prompt(group_id),
+        size=task.size,
     )
 
 
 def to_try(row: tuple[Any, ...]) -> TryRow:
     """Return a row of the columns `TRY`."""
     group_id, index, attempt_try, reward, failure, summary, received, dropped = row
-    data = json.loads(summary)
-    spans = [span for each in data["sequences"] for span in each["spans"]]
-    times = (turn[0] + turn[1] for turn in data["turns"])
+    where = f"the summary of attempt {index}, try {attempt_try}, of group {group_id}"
+    data = decode_column(summary, _Summary, where)
+    spans = [span for each in data.sequences for span in each.spans]
     return TryRow(
         group_id=group_id,
         index=index,
         attempt_try=attempt_try,
         reward=reward,
-        ended=failure or data["stop_reason"] or "",
+        ended=failure or data.stop_reason or "",
         unused=dropped,
         received=received,
-        turns=data["counts"]["turns"],
-        tool_calls=data["counts"]["tool_calls"],
-        checks_passed=len(data["checks_passed"]),
-        checks_failed=len(data["checks_failed"]),
-        tokens=sum(each["tokens"] for each in data["sequences"]),
-        policy_tokens=sum(span[1] for span in spans if span[0] == "policy"),
-        seconds=sum(times),
+        turns=data.counts.turns,
+        tool_calls=data.counts.tool_calls,
+        checks_passed=len(data.checks_passed),
+        checks_failed=len(data.checks_failed),
+        tokens=sum(each.tokens for each in data.sequences),
+        policy_tokens=sum(span.length for span in spans if span.author == Author.POLICY),
+        seconds=sum(turn.generate_s + turn.tools_s for turn in data.turns),
     )

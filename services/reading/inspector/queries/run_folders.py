@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.domain.eval_groups import MAIN_SET
+from services.common.run_folder.journal_columns import decode_column
 from services.common.run_folder.journal_file import JOURNAL_FILE, LOCK, JournalError, open_read_only
 from services.common.run_folder.metric_lines import METRICS_FILE
 from services.common.text.parsing import as_object
@@ -65,7 +66,7 @@ def describe_run(folder: Path) -> RunCard:
         with read_journal(folder) as db:
             (step,) = db.execute("SELECT max(step) FROM plans").fetchone()
             passes = _passes_by_moment(db)
-    except (NotFoundError, ValueError) as error:
+    except NotFoundError as error:
         problem = str(error)
     planned = as_object(spec.get("learner")).get("steps")
     return RunCard(
@@ -84,10 +85,12 @@ def describe_run(folder: Path) -> RunCard:
 def _passes_by_moment(db: sqlite3.Connection) -> dict[str, float | None]:
     """Return pass@1 on the main set, before and after training."""
     rows = db.execute("SELECT moment, results FROM evals WHERE moment IN ('before', 'after')")
-    return {
-        moment: as_object(as_object(json.loads(results)).get(MAIN_SET)).get("pass_at_1")
-        for moment, results in rows
-    }
+    found = dict[str, float | None]()
+    for moment, text in rows:
+        where = f"the results of the evaluation {moment} training"
+        results = decode_column(text, dict[str, Any], where)
+        found[moment] = as_object(results.get(MAIN_SET)).get("pass_at_1")
+    return found
 
 
 def state_of(folder: Path, step: int | None, planned: object) -> str:

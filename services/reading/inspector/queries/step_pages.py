@@ -1,11 +1,11 @@
 """Steps and evaluations: their groups, and the dropped ones."""
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.run_folder.journal_columns import decode_column
 from services.reading.inspector.queries.group_rows import GroupRow, TryRow, group_rows, with_tries
 from services.reading.inspector.queries.run_folders import NotFoundError
 
@@ -84,7 +84,7 @@ def read_step(db: sqlite3.Connection, step: int, page: int = 1) -> StepPage:
     row = db.execute("SELECT run_epoch, attempts FROM plans WHERE step = ?", (step,)).fetchone()
     if row is None:
         raise NotFoundError(f"Step {step} has no plan in the journal: it has not begun.")
-    epoch, attempts = row[0], json.loads(row[1])
+    epoch, attempts = row[0], _attempts_of(row[1], step)
     ids = list(dict.fromkeys(key[0] for key in attempts))
     groups = sorted(group_rows(db, ids), key=lambda g: (-g.signal, g.mean or 0.0, g.group_id))
     around = _rows_around(db, ids)
@@ -155,7 +155,12 @@ def _rows_around(db: sqlite3.Connection, group_ids: Sequence[str]) -> tuple[int,
 
 def _last_row(db: sqlite3.Connection, step: int) -> int:
     (attempts,) = db.execute("SELECT attempts FROM plans WHERE step = ?", (step,)).fetchone()
-    return max(_row_numbers(db, {key[0] for key in json.loads(attempts)}), default=0)
+    return max(_row_numbers(db, {key[0] for key in _attempts_of(attempts, step)}), default=0)
+
+
+def _attempts_of(attempts: Any, step: int) -> list[tuple[str, int, int]]:
+    where = f"the attempts of step {step}"
+    return decode_column(attempts, list[tuple[str, int, int]], where)
 
 
 def _row_numbers(db: sqlite3.Connection, group_ids: Iterable[str]) -> list[int]:
@@ -181,4 +186,5 @@ def _neighbour(db: sqlite3.Connection, which: str, sign: str, step: int) -> int 
 
 def _to_eval(row: tuple[Any, ...]) -> EvalCard:
     eval_id, moment, version, results = row
-    return EvalCard(eval_id, moment, version, json.loads(results))
+    where = f"the results of evaluation {eval_id}"
+    return EvalCard(eval_id, moment, version, decode_column(results, dict[str, Any], where))
