@@ -123,7 +123,7 @@ class FrontDesk(Protocol):
         """Return the outcome of an order, or its state after so many seconds."""
         ...
 
-    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+    async def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Have later orders of a model not wait for this one, which was refused."""
         ...
 

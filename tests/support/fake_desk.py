@@ -151,7 +151,7 @@ class FakeDesk:
         await self.describe_checkpoint(tenant, path)
         return self.archive_file
 
-    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+    async def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
         self.passed_over.append((tenant, model_id, seq_id))
 
     async def wait_until_broken(self) -> None:

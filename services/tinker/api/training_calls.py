@@ -43,7 +43,7 @@ def passing_over(
             return await handle(front, call)
         except (WireError, BadOrder, NotFound, TooLarge, ApiRefusal):
             if (place := read(call.body)) is not None:
-                front.desk.pass_over(call.tenant, *place)
+                await front.desk.pass_over(call.tenant, *place)
             raise
 
     return handle_numbered

@@ -87,6 +87,20 @@ def open_orders(db: sqlite3.Connection) -> list[OrderRow]:
     return [_order_of(row) for row in rows]
 
 
+def note_refused(db: sqlite3.Connection, model_id: str, seq_id: int) -> None:
+    """Note that the number of a model's order was refused."""
+    db.execute("INSERT OR IGNORE INTO refused VALUES (?, ?)", (model_id, seq_id))
+
+
+def refused_numbers(db: sqlite3.Connection, model_id: str) -> list[int]:
+    """Return the refused numbers of a model, without those that came again and were accepted."""
+    sql = (
+        "SELECT seq_id FROM refused WHERE model_id = ? AND NOT EXISTS (SELECT 1 FROM orders WHERE"
+        " orders.place = refused.model_id AND orders.seq_id = refused.seq_id) ORDER BY seq_id"
+    )
+    return [seq_id for (seq_id,) in db.execute(sql, (model_id,))]
+
+
 def find_order(db: sqlite3.Connection, request_id: str) -> OrderRow | None:
     row = db.execute("SELECT * FROM orders WHERE request_id = ?", (request_id,)).fetchone()
     return None if row is None else _order_of(row)

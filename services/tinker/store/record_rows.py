@@ -90,6 +90,8 @@ def end_session(db: sqlite3.Connection, session_id: str, now: float) -> list[str
     for table in ("sessions", "models"):
         sql = f"UPDATE {table} SET ended_s = ? WHERE session_id = ? AND ended_s IS NULL"
         db.execute(sql, (now, session_id))
+    models = "SELECT model_id FROM models WHERE session_id = ?"
+    db.execute(f"DELETE FROM refused WHERE model_id IN ({models})", (session_id,))
     db.execute("DELETE FROM samplers WHERE session_id = ?", (session_id,))
     db.execute("DELETE FROM weights WHERE session_id = ?", (session_id,))
     db.execute(

@@ -8,7 +8,7 @@ from services.common.process.own_version import own_version
 from services.common.run_folder.journal_file import connect_journal
 
 STORE_FILE = "tinker.sqlite"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Times are seconds since the epoch.
 #
@@ -16,6 +16,9 @@ SCHEMA_VERSION = 1
 # at this place; -1 unloads a model. orders.operation: the front's number of an operation that
 # changed the model. orders.state: `open`, `done`, or `gone` when its result was dropped. A row is
 # kept for ever: it answers repeated orders.
+#
+# refused: numbers of a model's orders that were refused when they came, and for which no later one
+# waits.
 #
 # models.numbering: what to subtract from an operation's number for the trainer, which begins anew
 # when it holds the model again.
@@ -31,6 +34,9 @@ CREATE TABLE models (
   updates INTEGER NOT NULL DEFAULT 0, numbering INTEGER NOT NULL DEFAULT 0,
   recovery_folder TEXT, recovery_operation INTEGER NOT NULL DEFAULT 0,
   recovery_updates INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE refused (
+  model_id TEXT NOT NULL, seq_id INTEGER NOT NULL, PRIMARY KEY (model_id, seq_id)
 );
 CREATE TABLE weights (
   weights_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session_id TEXT, label TEXT NOT NULL,

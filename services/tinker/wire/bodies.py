@@ -6,7 +6,8 @@ import msgspec
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# As the protobuf of forward_backward counts.
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Notes = dict[str, Any]

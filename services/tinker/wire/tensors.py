@@ -18,6 +18,7 @@ _TYPES = {
 _INDEX = np.dtype("<i8")
 # Of one request: sparse rows of a few bytes may stand for any number.
 _MOST_VALUES = 2**25
+_MOST_DIMENSIONS = 2
 
 
 def check_sizes(tensors: Iterable[pb.Tensor]) -> None:
@@ -32,7 +33,10 @@ def read_tensor(tensor: pb.Tensor, where: str) -> NDArray[Any]:
     if kind is None:
         raise WireError(f"{where}: its dtype is {tensor.dtype}; send float32 (1) or int64 (2)")
     shape = tuple(tensor.shape)
-    if any(size < 0 for size in shape):
+    if len(shape) > _MOST_DIMENSIONS:
+        raise WireError(f"{where}: it has {len(shape)} dimensions; no loss takes more than 2")
+    # Next to a 0 too: numpy refuses such sizes although there is no value.
+    if any(not 0 <= size <= _MOST_VALUES for size in shape):
         raise WireError(f"{where}: its shape is {list(shape)}")
     if tensor.WhichOneof("encoding") == "sparse_csr":
         return _fill_rows(tensor.sparse_csr, kind, shape, where)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,11 @@ class Desk:
         with _refused_by_disk():
             return await self._book.wait(tenant, request_id, timeout_s, self._queue_state)
 
-    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+    async def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Have later orders of a model not wait for one that was refused, whose number the client
         does not give again."""
-        self._training.pass_over(tenant, model_id, seq_id)
+        with _refused_by_disk():
+            await self._training.pass_over(tenant, model_id, seq_id)
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """End a sample that nobody waits for; other orders go on."""
@@ -219,6 +221,9 @@ class Desk:
             model_id = row.record.model_id
             size = await self.store.run(lambda db, key=model_id: order_rows.kept_bytes(db, key))
             model = LiveModel(row, ModelLine(row.next_seq), journaled=size)
+            find = partial(order_rows.refused_numbers, model_id=model_id)
+            for seq_id in await self.store.run(find):
+                model.line.pass_over(seq_id)
             self._training.models[model_id] = model
         for order in await self._book.load():
             await self._take_up(order)
@@ -306,7 +311,9 @@ class Desk:
 
     async def _delete_checkpoint(self, path: str) -> None:
         await self._engine.close(path)
-        await self._vault.delete_checkpoint(self._vault.checkpoints[path])
+        # Another call may have deleted it meanwhile.
+        if row := self._vault.checkpoints.get(path):
+            await self._vault.delete_checkpoint(row)
 
     def _queue_state(self, order: OpenOrder) -> str:
         sample = order.row.kind is Kind.SAMPLE

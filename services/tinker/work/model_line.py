@@ -40,9 +40,13 @@ class ModelLine:
         self.waiting[seq] = order
         self._passed.discard(seq)
 
+    def may_pass(self, seq: int) -> bool:
+        """Return whether orders may come to wait for this number."""
+        return seq >= self.next_seq and seq not in self.waiting and len(self._passed) < _MOST_PASSED
+
     def pass_over(self, seq: int) -> None:
         """Have no order wait for this number: its order was refused when it came."""
-        if seq >= self.next_seq and seq not in self.waiting and len(self._passed) < _MOST_PASSED:
+        if self.may_pass(seq):
             self._passed.add(seq)
             self.next_seq = self._following(self.next_seq)
 

@@ -10,6 +10,7 @@ again."""
 import asyncio
 import sqlite3
 from dataclasses import dataclass, replace
+from functools import partial
 
 from services.common.aio.concurrency import cancel_tasks
 from services.tinker.ports import OrderRefused, OrderWire, OutOfOrder, Unavailable, Unknown
@@ -70,12 +71,15 @@ class TrainingCarrier:
         self.models[order.row.place].line.add(order)
         self.start_next()
 
-    def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
-        """Have a model's orders not wait for one that was refused."""
+    async def pass_over(self, tenant: str, model_id: str, seq_id: int) -> None:
+        """Have a model's orders not wait for one that was refused, nor after a restart."""
         model = self.models.get(model_id)
-        if model is not None and model.row.record.tenant == tenant:
-            model.line.pass_over(seq_id)
-            self.start_next()
+        if model is None or model.row.record.tenant != tenant or not model.line.may_pass(seq_id):
+            return
+        note = partial(_note_refused, model_id, seq_id)
+        await self._book.store.run(note)
+        model.line.pass_over(seq_id)
+        self.start_next()
 
     def start_next(self) -> None:
         """Start the next order if the trainer is free."""
@@ -225,6 +229,10 @@ class TrainingCarrier:
         )
         ended_s = self._book.clock() if done.ended else None
         return replace(row, record=replace(row.record, ended_s=ended_s))
+
+
+def _note_refused(model_id: str, seq_id: int, db: sqlite3.Connection) -> None:
+    order_rows.note_refused(db, model_id, seq_id)
 
 
 def _cost_of(asked: Asked) -> float:

@@ -177,6 +177,16 @@ INT64, FLOAT32 = np.dtype("<i8"), pb.ARRAY_TYPE_FLOAT32
             make_loss_body(data=[make_datum(weights=pb.Tensor(dtype=FLOAT32, shape=[-1]))]),
             "its shape is [-1]",
         ),
+        *(
+            (
+                make_loss_body(data=[make_datum(weights=pb.Tensor(dtype=FLOAT32, shape=shape))]),
+                message,
+            )
+            for shape, message in (
+                ([0, 2**62], "its shape is [0, 4611686018427387904]"),
+                ([1] * 65, "it has 65 dimensions; no loss takes more than 2"),
+            )
+        ),
         (
             make_loss_body(
                 data=[

@@ -67,11 +67,13 @@ def test_an_update_is_read_with_the_sdks_defaults() -> None:
         ({"optimizer_params": {"type": "dimuon"}}, "no other optimizer"),
         ({"adam_params": {"beta1": 1.0}}, "$.adam_params.beta1"),
         ({"adam_params": {"learning_rate": "fast"}}, "$.adam_params.learning_rate"),
+        # The next number would not fit the journal.
+        ({"seq_id": 2**63 - 1, "adam_params": {}}, "`int` <= 2147483647 - at `$.seq_id`"),
     ],
 )
 def test_an_update_that_cannot_be_made_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(WireError, match=re.escape(message)):
-        read_optim_step(_body(model_id="m", seq_id=2, **fields))
+        read_optim_step(_body(**{"model_id": "m", "seq_id": 2, **fields}))
 
 
 def test_a_save_has_a_name_or_opens_a_sampler() -> None:

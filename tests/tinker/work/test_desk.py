@@ -58,11 +58,11 @@ async def test_orders_of_every_kind_are_carried_out(tmp_path: Path) -> None:
 async def test_orders_go_on_after_one_that_was_refused(tmp_path: Path) -> None:
     async with a_shop(tmp_path) as shop:
         model = await shop.model()
-        shop.desk.pass_over("bob", model, 1)
+        await shop.desk.pass_over("bob", model, 1)
         waiting = await shop.desk.submit(an_order(K.OPTIM_STEP, shop.session, model, 3))
         assert isinstance(await shop.desk.wait("ann", waiting.request_id, 0.2), Pending)
         for seq in (2, 1):
-            shop.desk.pass_over("ann", model, seq)
+            await shop.desk.pass_over("ann", model, seq)
         read(await shop.result_of(waiting.request_id))
         read(await shop.train(model, K.OPTIM_STEP, 4))
 

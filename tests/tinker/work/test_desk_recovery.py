@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Failure, Kind, SamplerWeights
+from services.tinker.types import Failure, Kind, Pending, SamplerWeights
 from services.tinker.work.limits import Limits
 from tests.support.waiting import until
-from tests.tinker.work.desk_doubles import REFUSED, ScriptedEngine, ScriptedTrainer, sample_order
+from tests.tinker.work.desk_doubles import (
+    REFUSED,
+    ScriptedEngine,
+    ScriptedTrainer,
+    an_order,
+    sample_order,
+)
 from tests.tinker.work.shop import Shop, a_shop, read
 
 K = Kind
@@ -109,6 +115,22 @@ async def test_a_restart_takes_up_models_samplers_and_open_orders(tmp_path: Path
         sampler = await again.desk.describe_sampler("ann", f"{shop.session}:sample:0")
         read(await again.order(sample_order(sampler.sampler_id, 0, [5])))
         assert "stranger" not in engine.samplers
+
+
+async def test_after_a_restart_no_order_waits_for_one_that_was_refused(tmp_path: Path) -> None:
+    trainer = ScriptedTrainer()
+    async with a_shop(tmp_path, LIMITS, trainer) as shop:
+        model = await shop.model()
+        for seq in (2, 4, 1):
+            await shop.desk.pass_over("ann", model, seq)
+        # Number 4 is given again, and is accepted before its turn.
+        late = [an_order(K.OPTIM_STEP, shop.session, model, seq) for seq in (4, 3)]
+        accepted = await shop.desk.submit(late[0])
+    async with a_shop(tmp_path, LIMITS, trainer, session=shop.session) as again:
+        assert isinstance(await again.desk.wait("ann", accepted.request_id, 0.1), Pending)
+        read(await again.order(late[1]))
+        read(await again.result_of(accepted.request_id))
+        read(await again.train(model, K.OPTIM_STEP, 5))
 
 
 async def test_an_answer_that_was_lost_on_the_way_is_asked_for_again(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ class _Endpoint:
         if tenant is None and not self._route.is_open:
             return refuse(401, _NO_KEY)
         try:
-            body = await read_body(request, self._body_bytes)
+            # Of a client without a key nothing is read.
+            body = b"" if self._route.is_open else await read_body(request, self._body_bytes)
         except BodyError as error:
             return refuse(error.status, str(error))
         except ClientDisconnect:
