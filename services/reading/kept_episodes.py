@@ -58,6 +58,14 @@ class KeptEpisodes:
             self.pruned += row is None
             yield row and self._with_tools(row)
 
+    def find_row(self, key: AttemptKey) -> Row | None:
+        """Return the row of one attempt; None if its tokens are no longer kept."""
+        where = "t.group_id = ? AND t.attempt_index = ? AND t.try = ?"
+        named = key.group_id, key.attempt_index, key.attempt_try
+        rows = (self._row_of(each) for each in find_attempts(self._db, where, named))
+        row = next(rows, None)
+        return row and self._with_tools(row)
+
     def find_picture(self, row: Row, sha256: str, mime: str) -> bytes | None:
         """Return the file of a picture that a row shows, from the journal or a dump; None if it is
         in neither."""

@@ -110,8 +110,8 @@ class Dialect(Protocol):
     ) -> list[int]:
         """Return a conversation rendered at once: the prompt, and turns with their replies.
 
-        If the last turn has replies, it ends with the start of the next. For rehearsals. Raises
-        TemplateError."""
+        If the last turn is answered, it ends with the start of the next. For rehearsals, and for
+        conversations of others. Raises TemplateError."""
         ...
 
     def reply_text(self, reply: "Reply") -> str:

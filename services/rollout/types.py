@@ -26,6 +26,8 @@ class PromptFacts:
     shown: tuple[str, ...] = ()
     # Of the first observation, in order; the user's turn shows them after its text.
     pictures: tuple[Picture, ...] = ()
+    # The system message of a conversation, which environments do not have.
+    system: str = ""
 
     @property
     def task(self) -> str:

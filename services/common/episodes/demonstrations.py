@@ -22,7 +22,7 @@ from services.common.domain.attempts import AttemptKey
 from services.common.files.durable_files import sync_path
 from services.common.process.own_version import own_version
 
-FORMAT = 1
+FORMAT = 2
 
 
 class DemonstrationsError(Exception):
@@ -51,13 +51,15 @@ class DemonstrationHead:
     `tokenizer` is the digest, in hex, of the tokenizer and chat template that the ids are of.
     `selection` are the rules by which episodes were accepted, `counts` the numbers of episodes by
     fate, and of sequences and tokens; `pruned` names the episodes that were accepted, but whose
-    tokens are no longer kept."""
+    tokens are no longer kept, and `left_out` what was not rendered as it was said, with the
+    reason."""
 
     source: str
     tokenizer: str
     selection: Mapping[str, Any]
     counts: Mapping[str, int]
     pruned: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,10 @@ def _key_fields(key: AttemptKey) -> tuple[str, int, int]:
 
 def _read_head(index: Mapping[str, Any]) -> DemonstrationHead:
     counts = {str(name): int(count) for name, count in index["counts"].items()}
-    pruned = tuple(map(str, index["pruned"]))
+    pruned, left_out = (tuple(map(str, index[name])) for name in ("pruned", "left_out"))
     return DemonstrationHead(
-        str(index["source"]), str(index["tokenizer"]), index["selection"], counts, pruned
+        *(str(index["source"]), str(index["tokenizer"]), index["selection"]),
+        *(counts, pruned, left_out),
     )
 
 

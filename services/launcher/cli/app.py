@@ -117,7 +117,12 @@ def sft(
     context: typer.Context,
     spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
     source: Annotated[
-        str, typer.Option("--from", help="Run whose episodes are imitated: an id, or `newest`.")
+        str,
+        typer.Option(
+            "--from",
+            help="Run whose episodes are imitated: an id, or `newest`; or a file or folder of"
+            " conversations.",
+        ),
     ],
     min_reward: Annotated[
         float, typer.Option("--min-reward", help="Least reward of an episode that is imitated.")
@@ -130,19 +135,26 @@ def sft(
             help="Only the best of each so many graded attempts at a task, in the run's order.",
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", help="A key of a file's rows that is not looked at; repeatable."),
+    ] = None,
     detach: Detach = False,
     wait: Wait = False,
     priority: Priority = 0,
     runs: Runs = RUNS,
 ) -> None:
-    """Train a policy to imitate the good episodes of a recorded run (supervised fine-tuning).
+    """Train a policy to imitate recorded episodes or conversations (supervised fine-tuning).
 
-    Reads the run's journal, and its dumps where the journal has pruned tokens: both hold the exact
-    token ids and who wrote each, so nothing is rendered, and only what a policy sampled is trained.
-    Evaluations are never imitated. The episodes go to `runs/demonstrations/RUN-DIGEST.npz`, which
-    becomes `learner.sft.data`; then it does what `train` does with `learner.objective = "sft"`.
-    Options override keys of the spec, which needs `learner.sft.sequences_per_step` and
-    `learner.steps`; the model must have the tokenizer and chat template of the recorded run. If
+    Of a run it reads the journal, and its dumps where the journal has pruned tokens: both hold the
+    exact token ids and who wrote each, so nothing is rendered if the model has the tokenizer and
+    chat template of that run. Evaluations are never imitated. Messages of another run, and of a
+    file or folder (JSON lines, JSON, Parquet, a `datasets` folder, `flotilla data collect`), are
+    rendered by the dialect of the spec; what the policy would have sampled is trained.
+
+    The demonstrations go to `runs/demonstrations/NAME-DIGEST.npz`, which becomes
+    `learner.sft.data`; then it does what `train` does with `learner.objective = "sft"`. Options
+    override keys of the spec, which needs `learner.sft.sequences_per_step` and `learner.steps`. If
     `learner.eval.sets` is empty, the learner is the run's only process.
 
     `flotilla train SPEC --resume`, as printed at Ctrl-C, continues the run with the same file.
@@ -152,7 +164,8 @@ def sft(
     from services.launcher.cli.train import TrainOptions
     from services.reading.demonstrations.acceptance import AcceptanceRules
 
-    request = command.ImitationRequest(source, AcceptanceRules(min_reward, best_of))
+    rules = AcceptanceRules(min_reward, best_of)
+    request = command.ImitationRequest(source, rules, ignore or ())
     options = TrainOptions(detach=detach, wait=wait, priority=priority)
     raise typer.Exit(command.imitate_run(spec, runs, list(context.args), request, options))
 

@@ -59,7 +59,7 @@ def make_demonstrations(
         raise NoDemonstrationsError(f"{journal} does not exist, so no episode is known")
     with open_read_only(journal) as db:
         tokenizer = _tokenizer_of(db, run_dir.name)
-        found = accept_episodes(_list_episodes(db, run_dir), rules)
+        found = accept_episodes(list_episodes(db, run_dir), rules)
         reader = EpisodeReader(db, run_dir)
         sequences: list[Demonstration] = []
         for done, episode in enumerate(found.accepted, 1):
@@ -71,6 +71,16 @@ def make_demonstrations(
         raise NoDemonstrationsError(f"run {run_dir.name} has nothing to imitate: {explain(head)}")
     write_demonstrations(out, head, sequences)
     return head
+
+
+def recorded_tokenizer(run_dir: Path) -> str:
+    """Return the digest of the tokenizer of a run's ids, in hex. Raises NoDemonstrationsError,
+    JournalError."""
+    journal = run_dir / JOURNAL_FILE
+    if not journal.exists():
+        raise NoDemonstrationsError(f"{journal} does not exist, so no episode is known")
+    with open_read_only(journal) as db:
+        return _tokenizer_of(db, run_dir.name)
 
 
 class EpisodeReader:
@@ -149,13 +159,20 @@ def explain(head: DemonstrationHead) -> str:
         "pruned": "whose tokens were pruned (learner.journal.keep_payloads keeps them)",
         "with_pictures": "that show pictures, which are not imitated yet",
         "damaged": "that are damaged",
+        "compacted": "whose conversation was compacted",
+        "not_playable": "that no policy could have played",
+        "tools_not_offered": "with calls of tools that they do not offer",
+        "not_rendered": "that the dialect cannot render",
         "without_trained_tokens": "without a token of the policy",
     }
     gone = [f"{counts[name]:,} {text}" for name, text in lost.items() if counts[name]]
-    return "; ".join([*parts, *([f"left out: {', '.join(gone)}"] if gone else [])])
+    parts += [f"left out: {', '.join(gone)}"] if gone else []
+    if unread := counts["turns_not_read_back"]:
+        parts.append(f"{unread:,} turns are not trained, since the dialect reads them otherwise")
+    return "; ".join(parts)
 
 
-def _list_episodes(db: sqlite3.Connection, run_dir: Path) -> Iterator[Candidate]:
+def list_episodes(db: sqlite3.Connection, run_dir: Path) -> Iterator[Candidate]:
     dumped = lru_cache(None)(lambda step: rollouts_path(run_dir, step).exists())
     for group, attempt, number, reward, stored, step, purpose, spec in db.execute(_EPISODES):
         kept = bool(stored) or (step is not None and dumped(step))

@@ -19,7 +19,7 @@ from services.rollout.ports import Dialect
 from services.rollout.tokenizer_port import TemplateError
 
 # Tokenizer, chat template and configuration: all that is needed where a service has the weights.
-_WITHOUT_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+WITHOUT_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 
 log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ def read_model_files(shared: SharedConfig, config: RolloutConfig) -> ModelFiles:
     rehearse the dialect. Raises ConfigError."""
     model, revision = shared.policy.model, shared.policy.revision
     if config.engine.kind == "tinker":
-        folder = fetch_files(model, revision, _WITHOUT_WEIGHTS)
+        folder = fetch_files(model, revision, WITHOUT_WEIGHTS)
     else:
         folder = stage_model(model, revision)
     return read_model_folder(folder, shared.policy, config.dialect)

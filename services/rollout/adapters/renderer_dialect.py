@@ -155,7 +155,7 @@ class RendererDialect:
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]
     ) -> list[int]:
         messages = make_conversation(facts, self._name_calls(turns), self._inert)
-        return self._render(messages, tools, generate=not turns or bool(turns[-1].replies))
+        return self._render(messages, tools, generate=not turns or turns[-1].is_answered)
 
     def render_by_template(
         self, facts: PromptFacts, tools: Sequence[Tool], turns: Sequence[PlayedTurn]

@@ -86,19 +86,23 @@ class FullDialect:
         messages = self._messages(facts, tools)
         marks = self.thinking if self._turns.puts_thinking_inline(turns) else None
         for turn in turns:
-            calls = "\n".join(write_call(call) for call in turn.calls)
-            messages.append(make_turn_message(calls, turn.thought, marks))
-            if turn.replies:
-                messages += make_reply_messages(self._join_replies(turn.replies), "user")
-        text = self._tokenizer.apply_chat_template(messages, None, bool(turns[-1].replies))
+            spoken = "\n".join(filter(None, [turn.said, *map(write_call, turn.calls)]))
+            messages.append(make_turn_message(spoken, turn.thought, marks))
+            shown = self._join_replies(turn.replies)
+            if turn.user:
+                said = self._inert.clean_text(turn.user)
+                shown.append(ShownReply("", "", f"\n\n{said}" if shown else said))
+            if shown:
+                messages += make_reply_messages(shown, "user")
+        text = self._tokenizer.apply_chat_template(messages, None, turns[-1].is_answered)
         return self._tokenizer.encode(self._turns.without_closing(text))
 
     def _messages(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         user = make_user_message(facts, self._inert)
-        if not tools:
-            return [user]
         # Its own text names tokens such as `<tool_call>`.
-        return [{"role": "system", "content": system_text(self._inert.tool_schemas(tools))}, user]
+        own = system_text(self._inert.tool_schemas(tools)) if tools else ""
+        system = "\n\n".join(filter(None, [own, self._inert.clean_text(facts.system)]))
+        return [*([{"role": "system", "content": system}] if system else []), user]
 
     def _join_replies(self, replies: Sequence[Reply]) -> list[ShownReply]:
         """Join replies into one text, or as many as have pictures after them. They are one message:

@@ -324,7 +324,7 @@ class _Stage:
             )
         self.before = np.array(alone[:shared], np.int32)
         self.whole = dialect.render_turns(facts, TOOLS, [*earlier, turn])
-        self.completion = _cut_at_stop(alone[shared:], self.whole[len(alone) :], dialect.stop_ids)
+        self.completion = cut_at_stop(alone[shared:], self.whole[len(alone) :], dialect.stop_ids)
         self._tokenizer = tokenizer
 
     def variants(self) -> Iterator[tuple[NDArray[np.int32], list[int]]]:
@@ -347,7 +347,7 @@ def _keeps_turn(tokenizer: Tokenizer, played: Sequence[int], kept: Sequence[int]
     return same_end and LOOK.name not in tokenizer.decode(gone)
 
 
-def _cut_at_stop(ids: Sequence[int], follows: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
+def cut_at_stop(ids: Sequence[int], follows: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
     """Return the ids up to the last one that stops a turn; without such an id, up to and including
     the token of the next role, which follows them."""
     stops = [position for position, token in enumerate(ids) if token in stop_ids]

@@ -121,7 +121,7 @@ def render_conversation(
 ) -> str:
     """Return a prompt and turns as the chat template renders them, with the start of the next turn
     where one follows. Raises TemplateError."""
-    schemas, continues = inert.tool_schemas(tools), not turns or bool(turns[-1].replies)
+    schemas, continues = inert.tool_schemas(tools), not turns or turns[-1].is_answered
     try:
         messages = make_conversation(facts, turns, inert, marks, apart=apart)
         return tokenizer.apply_chat_template(messages, schemas, continues)

@@ -82,6 +82,15 @@ class ThinkingMarks:
         """Return a thinking between its marks, for the start of a turn."""
         return f"{self._open}\n{thought}{self._end}"
 
+    def follow_prompt(self, prompt: str, thought: str, whole: str) -> str | None:
+        """Return what a turn says after a prompt that begins its thinking, where the template shows
+        the turn without one: `whole` is the conversation up to the turn's end. None if it differs
+        in more than that."""
+        begin = prompt.rfind(self._open)
+        if begin < 0 or not whole.startswith(prompt[:begin]):
+            return None
+        return (f"{thought}{self._end}" if self.is_open else "") + whole[begin:]
+
     def _thinks(self, ids: Sequence[int]) -> bool:
         """Return True if the turn is, or begins with, a thinking."""
         if self.is_open:

@@ -73,10 +73,16 @@ def make_conversation(
 
     With `marks` a thinking is part of the content, between the marks."""
     messages = [make_user_message(facts, inert)]
+    if facts.system:
+        messages.insert(0, {"role": "system", "content": inert.clean_text(facts.system)})
     for turn in turns:
         shown = [_show_call(call, number, as_text) for number, call in enumerate(turn.calls)]
-        message = {**make_turn_message("", turn.thought, marks), "tool_calls": shown}
-        messages += [message, *make_tool_messages(turn.replies, inert, apart=apart)]
+        message = make_turn_message(turn.said, turn.thought, marks)
+        # Some templates take an empty list of calls for a call.
+        messages.append({**message, "tool_calls": shown} if shown else message)
+        messages += make_tool_messages(turn.replies, inert, apart=apart)
+        if turn.user:
+            messages.append({"role": "user", "content": inert.clean_text(turn.user)})
     return messages
 
 

@@ -107,8 +107,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn of a conversation rendered at once: thinking, calls, and replies to them."""
+    """A turn of a conversation rendered at once: thinking, calls, and replies to them.
+
+    `said` is its text beside the calls, and `user` what a user says after it, which environments
+    never do."""
 
     calls: Sequence[ToolCall]
     replies: Sequence[Reply] = ()
     thought: str = ""
+    said: str = ""
+    user: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the policy's next turn follows."""
+        return bool(self.replies or self.user)

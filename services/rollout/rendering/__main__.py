@@ -1,0 +1,121 @@
+"""Render conversations to a file of demonstrations. Standard input has JSON lines of
+services/common/episodes/conversations.py. Prints one JSON object: what the file says of itself, or
+the `error`."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from services.common.adapters.model_hub import fetch_files
+from services.common.episodes.conversations import (
+    Conversation,
+    RenderEnd,
+    RenderLine,
+    RenderSettings,
+)
+from services.common.episodes.demonstrations import (
+    Demonstration,
+    DemonstrationHead,
+    write_demonstrations,
+)
+from services.common.process.private_process import keep_private
+from services.common.rpc.errors import ConfigError
+from services.common.spec.config import parse_config
+from services.common.spec.spec import PolicyConfig
+from services.common.text.printable_text import print_json
+from services.common.weights.fingerprint import tokenizer_digest
+from services.rollout.adapters.model_files import WITHOUT_WEIGHTS, UnplayedError, read_model_folder
+from services.rollout.config.rollout import DialectConfig
+from services.rollout.rendering.conversation_renderer import (
+    ConversationRenderer,
+    NotRenderedError,
+)
+
+_MOST_NAMED = 1_000
+
+
+@dataclass(slots=True)
+class RenderedFile:
+    """Demonstrations of conversations, and what became of each."""
+
+    renderer: ConversationRenderer
+    sequences: list[Demonstration] = field(default_factory=list[Demonstration])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    left_out: list[str] = field(default_factory=list[str])
+
+    def add(self, conversation: Conversation) -> None:
+        """Render a conversation; what is not trained is counted, and named with the reason."""
+        group, attempt, number = conversation.key
+        place = f"{group}/{attempt}/{number}" if attempt or number else group
+        try:
+            rendered = self.renderer.render(conversation)
+        except NotRenderedError as error:
+            self.counts[error.fate] += 1
+            self.left_out.append(f"{place}: {error}")
+            return
+        self.left_out += [f"{place}: turn {n + 1}: {why}" for n, why in rendered.faults.items()]
+        trained = [each for each in rendered.sequences if each.trained.any()]
+        self.counts["turns_not_read_back"] += len(rendered.faults)
+        self.counts["without_trained_tokens"] += not trained
+        self.counts["sequences"] += len(trained)
+        self.counts["tokens"] += sum(len(each.token_ids) for each in trained)
+        self.counts["trained_tokens"] += sum(int(each.trained.sum()) for each in trained)
+        self.sequences += trained
+
+
+def render_conversations(lines: Iterable[bytes]) -> DemonstrationHead:
+    """Write the conversations of JSON lines to the file that the first line names, and return what
+    the file says of itself; nothing is written if it has no sequence.
+
+    Raises ConfigError for a model or a dialect that cannot be used, EOFError if the input breaks
+    off, and OSError."""
+    decoder = msgspec.json.Decoder(RenderLine)
+    found = map(decoder.decode, lines)
+    settings = next(found, None)
+    assert isinstance(settings, RenderSettings)
+    policy = parse_config(PolicyConfig, settings.policy, where="the spec", section="policy")
+    dialect = parse_config(
+        DialectConfig, settings.dialect, where="the spec", section="rollout.dialect"
+    )
+    folder = fetch_files(policy.model, policy.revision, WITHOUT_WEIGHTS)
+    model = read_model_folder(folder, policy, dialect)
+    file = RenderedFile(ConversationRenderer(model.tokenizer, model.dialect))
+    for line in found:
+        if isinstance(line, Conversation):
+            file.add(line)
+            continue
+        assert isinstance(line, RenderEnd)
+        head = DemonstrationHead(
+            line.source,
+            tokenizer_digest(folder).hex(),
+            line.selection,
+            dict(Counter(line.counts) + file.counts),
+            line.pruned,
+            (*line.left_out, *file.left_out)[:_MOST_NAMED],
+        )
+        if file.sequences:
+            write_demonstrations(Path(settings.out), head, file.sequences)
+        return head
+    raise EOFError("the conversations broke off")
+
+
+def main() -> int:
+    try:
+        head = render_conversations(sys.stdin.buffer)
+    except UnplayedError as error:
+        print_json({"error": f"{error}; `flotilla doctor SPEC` finds settings that play it"})
+        return 1
+    except (ConfigError, EOFError, OSError) as error:
+        print_json({"error": str(error)})
+        return 1
+    print_json(asdict(head))
+    return 0
+
+
+if __name__ == "__main__":
+    keep_private()
+    sys.exit(main())
