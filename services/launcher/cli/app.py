@@ -130,6 +130,13 @@ def sft(
             help="Only the best of each so many graded attempts at a task, in the run's order.",
         ),
     ] = None,
+    warm_start: Annotated[
+        bool,
+        typer.Option(
+            "--warm-start",
+            help="Then train as the spec says; its learner.warm_start says how to imitate.",
+        ),
+    ] = False,
     detach: Detach = False,
     wait: Wait = False,
     priority: Priority = 0,
@@ -143,7 +150,8 @@ def sft(
     becomes `learner.sft.data`; then it does what `train` does with `learner.objective = "sft"`.
     Options override keys of the spec, which needs `learner.sft.sequences_per_step` and
     `learner.steps`; the model must have the tokenizer and chat template of the recorded run. If
-    `learner.eval.sets` is empty, the learner is the run's only process.
+    `learner.eval.sets` is empty, the learner is the run's only process. With `--warm-start` the
+    table is `[learner.warm_start]`, and reinforcement learning follows in the same run.
 
     `flotilla train SPEC --resume`, as printed at Ctrl-C, continues the run with the same file.
     `python -m services.reading.demonstrations` only writes the file. Exit code: that of `train`.
@@ -152,7 +160,8 @@ def sft(
     from services.launcher.cli.train import TrainOptions
     from services.reading.demonstrations.acceptance import AcceptanceRules
 
-    request = command.ImitationRequest(source, AcceptanceRules(min_reward, best_of))
+    rules = AcceptanceRules(min_reward, best_of)
+    request = command.ImitationRequest(source, rules, warm_start)
     options = TrainOptions(detach=detach, wait=wait, priority=priority)
     raise typer.Exit(command.imitate_run(spec, runs, list(context.args), request, options))
 

@@ -31,10 +31,12 @@ FOLDER = "demonstrations"
 
 @dataclass(frozen=True, slots=True)
 class ImitationRequest:
-    """What to imitate: the accepted episodes of a run, by its id or `newest`."""
+    """What to imitate: the accepted episodes of a run, by its id or `newest`. In a `warm_start` the
+    spec's own steps follow."""
 
     source: str
     rules: AcceptanceRules
+    warm_start: bool = False
 
 
 @reports_errors(bad_spec=BAD_SPEC)
@@ -52,24 +54,25 @@ def imitate_run(
             f"this command reads a run's files: use it on the machine of the launcher that"
             f" {REMOTE_VARIABLE} names, in its folder"
         )
-    wanted = ["--learner.objective=sft", *overrides]
+    table = "warm_start" if request.warm_start else "sft"
+    wanted = [*([] if request.warm_start else ["--learner.objective=sft"]), *overrides]
     # A mistake in the spec is found before the work.
     spec = load_spec(path, wanted)
     console = Terminal()
     file, head = _write_file(find_run_dir(request.source, runs), runs, request.rules, console)
     console.print(f"{file}: {explain(head)}", soft_wrap=True)
-    if per_step := _sequences_per_step(spec):
+    if per_step := _sequences_per_step(spec, table):
         steps = math.ceil(head.counts["sequences"] / per_step)
         console.print(f"An epoch is at most {steps} steps of {per_step} sequences", soft_wrap=True)
-    return train_policy(path, runs, [*wanted, f"--learner.sft.data={file}"], options)
+    return train_policy(path, runs, [*wanted, f"--learner.{table}.data={file}"], options)
 
 
-def _sequences_per_step(spec: Mapping[str, Any]) -> int | None:
-    """Return the key of a spec that is not checked yet, if it can be one."""
-    table: Any = spec
-    for name in ("learner", "sft", "sequences_per_step"):
-        table = table.get(name) if isinstance(table, Mapping) else None
-    return table if isinstance(table, int) and table > 0 else None
+def _sequences_per_step(spec: Mapping[str, Any], table: str) -> int | None:
+    """Return the key of a table of a spec that is not checked yet, if it can be one."""
+    found: Any = spec
+    for name in ("learner", table, "sequences_per_step"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _write_file(
