@@ -58,6 +58,12 @@ class RunSpec:
         """The services that the run needs, which it has replicas of."""
         return imitation_rules.needed_services(self.tables)
 
+    @property
+    def late_services(self) -> tuple[str, ...]:
+        """The services that would wait for the end of a warm start on rented machines."""
+        rented = self.config.backend == "sky"
+        return imitation_rules.unused_at_first(self.tables) if rented else ()
+
     def replica_counts(self) -> dict[str, int]:
         """Return the number of replicas of each service that the run needs."""
         counts = self.config.replica_counts()

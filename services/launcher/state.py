@@ -13,6 +13,8 @@ SERVICES = (GATEWAY, LEARNER, ROLLOUT)
 DRAIN_STAGES: tuple[frozenset[str], ...] = (frozenset({ROLLOUT}), frozenset({LEARNER, GATEWAY}))
 # The phase that a learner reports when nothing is left to do.
 PHASE_DONE = "done"
+# Phases of a learner whose policy is sampled, or is about to be.
+SAMPLED_PHASES = frozenset({"publishing", "evaluating", "sampling", "training", PHASE_DONE})
 EXIT_BAD_CONFIG = 2
 # Wait before repeating a kill that did not end a process.
 KILL_AGAIN_S = 2.0
@@ -241,6 +243,8 @@ class Run:
     error: str = ""
     # Of runs that wait for the same devices, the one of the highest priority begins first.
     priority: int = 0
+    # Services that are not started before the learner's policy is sampled.
+    late: tuple[str, ...] = ()
     # Place in the queue, from 1, and what the run waits for; 0 and empty outside of it.
     queue_place: int = 0
     waiting: str = ""
@@ -262,6 +266,13 @@ class Run:
     @property
     def is_ending(self) -> bool:
         return self.state in (RunState.DRAINING, RunState.TEARDOWN) or self.state.has_ended
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The late services that are not to be started yet; what was started once stays."""
+        if any(replica.phase in SAMPLED_PHASES for replica in self.replicas_of(LEARNER)):
+            return frozenset()
+        return frozenset(service for service in self.late if not self.replicas_of(service))
 
     def replicas_of(self, service: str) -> list[Replica]:
         """Return the replicas of a service in order of their index."""

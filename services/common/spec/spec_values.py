@@ -9,6 +9,15 @@ ABSENT = object()
 _SHOWN_CHARACTERS = 80
 
 
+def planned_steps(spec: Any) -> int | None:
+    """Return the optimizer steps of a run, those of a warm start included; None if its spec does
+    not say."""
+    steps, warm = (find_value(spec, f"learner.{key}") for key in ("steps", "warm_start.steps"))
+    if not isinstance(steps, int):
+        return None
+    return steps + warm if isinstance(warm, int) else steps
+
+
 def find_value(spec: Any, key: str) -> Any:
     """Return the value under a key, whose parts may have dots and count the items of lists; ABSENT
     if there is none."""

@@ -139,6 +139,13 @@ def sft(
         list[str] | None,
         typer.Option("--ignore", help="A key of a file's rows that is not looked at; repeatable."),
     ] = None,
+    warm_start: Annotated[
+        bool,
+        typer.Option(
+            "--warm-start",
+            help="Then train as the spec says; its learner.warm_start says how to imitate.",
+        ),
+    ] = False,
     detach: Detach = False,
     wait: Wait = False,
     priority: Priority = 0,
@@ -155,7 +162,8 @@ def sft(
     The demonstrations go to `runs/demonstrations/NAME-DIGEST.npz`, which becomes
     `learner.sft.data`; then it does what `train` does with `learner.objective = "sft"`. Options
     override keys of the spec, which needs `learner.sft.sequences_per_step` and `learner.steps`. If
-    `learner.eval.sets` is empty, the learner is the run's only process.
+    `learner.eval.sets` is empty, the learner is the run's only process. With `--warm-start` the
+    table is `[learner.warm_start]`, and reinforcement learning follows in the same run.
 
     `flotilla train SPEC --resume`, as printed at Ctrl-C, continues the run with the same file.
     `python -m services.reading.demonstrations` only writes the file. Exit code: that of `train`.
@@ -165,7 +173,7 @@ def sft(
     from services.reading.demonstrations.acceptance import AcceptanceRules
 
     rules = AcceptanceRules(min_reward, best_of)
-    request = command.ImitationRequest(source, rules, ignore or ())
+    request = command.ImitationRequest(source, rules, ignore or (), warm_start)
     options = TrainOptions(detach=detach, wait=wait, priority=priority)
     raise typer.Exit(command.imitate_run(spec, runs, list(context.args), request, options))
 

@@ -54,11 +54,13 @@ _Write = Callable[[Path, Callable[[int, int], object]], DemonstrationHead]
 @dataclass(frozen=True, slots=True)
 class ImitationRequest:
     """What to imitate: the accepted episodes of a run, by its id or `newest`, or the conversations
-    of a file or folder, whose keys in `ignored` are not looked at."""
+    of a file or folder, whose keys in `ignored` are not looked at. In a `warm_start` the spec's own
+    steps follow."""
 
     source: str
     rules: AcceptanceRules
     ignored: Sequence[str] = ()
+    warm_start: bool = False
 
 
 @reports_errors(bad_spec=BAD_SPEC)
@@ -76,7 +78,8 @@ def imitate_run(
             f"this command reads a run's files: use it on the machine of the launcher that"
             f" {REMOTE_VARIABLE} names, in its folder"
         )
-    wanted = ["--learner.objective=sft", *overrides]
+    table = "warm_start" if request.warm_start else "sft"
+    wanted = [*([] if request.warm_start else ["--learner.objective=sft"]), *overrides]
     # A mistake in the spec is found before the work.
     spec = load_spec(path, wanted)
     console = Terminal()
@@ -90,18 +93,18 @@ def imitate_run(
         console.print(f"  {each}", soft_wrap=True)
     if more := len(head.left_out) - _MOST_NAMED:
         console.print(f"  and {more:,} more, in the file") if more > 0 else None
-    if per_step := _sequences_per_step(spec):
+    if per_step := _sequences_per_step(spec, table):
         steps = math.ceil(head.counts["sequences"] / per_step)
         console.print(f"An epoch is at most {steps} steps of {per_step} sequences", soft_wrap=True)
-    return train_policy(path, runs, [*wanted, f"--learner.sft.data={file}"], options)
+    return train_policy(path, runs, [*wanted, f"--learner.{table}.data={file}"], options)
 
 
-def _sequences_per_step(spec: Mapping[str, Any]) -> int | None:
-    """Return the key of a spec that is not checked yet, if it can be one."""
-    table: Any = spec
-    for name in ("learner", "sft", "sequences_per_step"):
-        table = table.get(name) if isinstance(table, Mapping) else None
-    return table if isinstance(table, int) and table > 0 else None
+def _sequences_per_step(spec: Mapping[str, Any], table: str) -> int | None:
+    """Return the key of a table of a spec that is not checked yet, if it can be one."""
+    found: Any = spec
+    for name in ("learner", table, "sequences_per_step"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _choose_source(

@@ -1,5 +1,5 @@
-"""What the launcher knows of runs with `learner.objective = "sft"`: the services that they need.
-Pure."""
+"""What the launcher knows of runs with `learner.objective = "sft"` or `[learner.warm_start]`: the
+services that they need, and when. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,3 +18,17 @@ def needed_services(tables: Mapping[str, Any]) -> tuple[str, ...]:
     evaluation: Any = learner.get("eval")
     evaluates = isinstance(evaluation, Mapping) and bool(evaluation.get("sets"))
     return SERVICES if evaluates else (LEARNER,)
+
+
+def unused_at_first(tables: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the services that a run has no use for until its warm start ends: all but the learner,
+    unless the policy is evaluated before."""
+    learner = tables.get(LEARNER)
+    if not isinstance(learner, Mapping) or not learner.get("warm_start"):
+        return ()
+    evaluation: Any = learner.get("eval")
+    sets: Any = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
+    moments = [each.get("when", ["before"]) for each in sets or () if isinstance(each, Mapping)]
+    if any("before" in each for each in moments):
+        return ()
+    return tuple(service for service in SERVICES if service != LEARNER)

@@ -104,6 +104,7 @@ class Admission:
             run_id=run_id,
             name=spec.name,
             wanted=spec.replica_counts(),
+            late=spec.late_services if order.mode is RunMode.TRAIN else (),
             mode=order.mode,
             backend=spec.config.backend,
             cost=cost,

@@ -55,9 +55,13 @@ def _must_be_killed(run: Run, replica: Replica, now: float) -> bool:
 
 
 def _match_wanted(run: Run, now: float, config: LauncherConfig) -> tuple[Run, list[RunAction]]:
-    """Start missing replicas, restart those due, drain surplus ones."""
+    """Start missing replicas, restart those due, drain surplus ones. Replicas that nothing is
+    sampled by yet are not missing."""
     actions: list[RunAction] = []
+    awaited = run.awaited
     for service, wanted in run.wanted.items():
+        if service in awaited:
+            continue
         leaving = (ReplicaState.DRAINING, ReplicaState.STOPPED)
         kept = [r for r in run.replicas_of(service) if r.state not in leaving]
         surplus = sorted(kept, key=lambda r: (r.state is not ReplicaState.FAILED, -r.index))
@@ -103,7 +107,7 @@ def _advance_start(run: Run) -> Run:
         return run
     live = [r for r in run.replicas.values() if not r.state.is_over]
     services = {r.service for r in live if r.state is ReplicaState.RUNNING}
-    if services >= set(run.wanted):
+    if services >= set(run.wanted) - run.awaited:
         return replace(run, state=RunState.RUNNING)
     if all(r.unit is not None for r in live):
         return replace(run, state=RunState.STARTING)

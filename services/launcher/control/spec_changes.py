@@ -19,6 +19,7 @@ _FIXED = {
     "seed": "the order of its tasks and every draw depend on it",
     "learner.data": "its tasks are those of this manifest",
     "learner.objective": "its journal holds the steps of this objective",
+    "learner.warm_start": "its first steps are those of this warm start",
     "policy.model": "its checkpoints and journal belong to this model",
     "policy.revision": "its checkpoints and journal belong to this model",
     "policy.tinker.model": "its checkpoints belong to this model",

@@ -45,8 +45,9 @@ def _find_missing(context: RunContext) -> Iterator[str]:
     # Another implementation may not have these keys.
     learner = {} if LEARNER in replaced else spec.get(LEARNER, {})
     files = task_file_keys(learner) if learner else {}
-    if data := learner.get("sft", {}).get("data"):
-        files[data] = "learner.sft.data"
+    for table in ("sft", "warm_start"):
+        if data := learner.get(table, {}).get("data"):
+            files[data] = f"learner.{table}.data"
     if checks := learner.get("select", {}).get("checks"):
         files[checks] = "learner.select.checks"
     for path, key in files.items():

@@ -79,9 +79,12 @@ def describe_model(spec: Mapping[str, Any]) -> str:
 
 
 def describe_steps(learner: Mapping[str, Any]) -> str:
-    """Describe the steps of a run: `50 of 8 tasks, 4 attempts at each`."""
+    """Describe the steps of a run: `50 of 8 tasks, 4 attempts at each`; after a warm start with
+    `20 of imitation, ` before it."""
     parts = [learner.get(key) for key in ("steps", "groups_per_step", "group_size")]
-    return "" if None in parts else "{} of {} tasks, {} attempts at each".format(*parts)
+    warm = (learner.get("warm_start") or {}).get("steps")
+    before = "" if warm is None else f"{warm} of imitation, "
+    return "" if None in parts else before + "{} of {} tasks, {} attempts at each".format(*parts)
 
 
 def selected_tasks(spec: Mapping[str, Any]) -> str:

@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from services.common.domain.eval_groups import MAIN_SET
-from services.common.spec.spec_values import compare_specs, find_value, format_value
+from services.common.spec.spec_values import (
+    ABSENT,
+    compare_specs,
+    find_value,
+    format_value,
+    planned_steps,
+)
 from services.common.text.parsing import as_object
 from services.reading.analysis.sections import Cell, Section, make_sections
 from services.reading.report.reproduction import list_commands, spec_to_run
@@ -144,13 +150,21 @@ def _list_differences(runs: Runs) -> Section:
     return Section("What differs", text, ("key", *(run.run_id for run in runs)), rows)
 
 
+def _count_warm_steps(spec: Mapping[str, Any]) -> str:
+    """Return the steps of the run's warm start; empty without one."""
+    found = find_value(spec, "learner.warm_start.steps")
+    return "" if found is ABSENT else f"the first {found}"
+
+
 def _describe_course(run: ReportedRun) -> dict[str, str]:
     newest = run.metrics.newest()
     seconds, fates = (_numbers(run.summary.get(name)) for name in ("seconds", "trajectories"))
-    steps = run.metrics.series("reward/avg_raw_reward")[0]
-    planned = find_value(run.spec, "learner.steps")
+    kinds = ("sft/loss", "reward/avg_raw_reward")
+    done = max((step for name in kinds for step in run.metrics.series(name)[0]), default=0)
+    planned = planned_steps(run.spec)
     figures = {
-        "optimizer steps": f"{steps[-1] if steps else 0} of {format_value(planned, 'the default')}",
+        "optimizer steps": f"{done} of {'the default' if planned is None else planned}",
+        "of which imitated": _count_warm_steps(run.spec),
         "starts of the learner": str(run.starts),
         "attempts": ", ".join(f"{count:,} {fate}" for fate, count in fates.items()),
         "seconds": ", ".join(f"{k.replace('_', ' ')} {v:,.0f}" for k, v in seconds.items()),

@@ -1,12 +1,12 @@
-"""Which services a run needs."""
+"""Which services a run needs, and when."""
 
 from typing import Any
 
 import pytest
 
-from services.launcher.config.imitation_rules import needed_services
+from services.launcher.config.imitation_rules import needed_services, unused_at_first
 from services.launcher.run_spec import read_spec
-from services.launcher.state import LEARNER, SERVICES
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 
 SETS = {"sets": [{"name": "heldout", "tasks": "t.json"}]}
 
@@ -38,3 +38,35 @@ def test_a_spec_counts_the_replicas_of_these_alone() -> None:
     }
     imitating = read_spec({**least, **replicas, "learner": {"objective": "sft"}})
     assert imitating.replica_counts() == {"learner": 1}
+
+
+WARM = {"warm_start": {"steps": 3}}
+LATER = {"sets": [{"name": "heldout", "tasks": "t.json", "when": ["during", "after"]}]}
+
+
+@pytest.mark.parametrize(
+    ("learner", "late"),
+    [
+        ({}, ()),
+        ({"eval": LATER}, ()),
+        (WARM, (GATEWAY, ROLLOUT)),
+        ({**WARM, "eval": LATER}, (GATEWAY, ROLLOUT)),
+        ({**WARM, "eval": SETS}, ()),
+        (7, ()),
+    ],
+)
+def test_a_warm_start_uses_the_learner_alone_unless_the_base_is_evaluated(
+    learner: Any, late: tuple[str, ...]
+) -> None:
+    assert unused_at_first({"learner": learner}) == late
+    assert needed_services({"learner": learner}) == SERVICES
+
+
+@pytest.mark.parametrize(("backend", "late"), [("sky", (GATEWAY, ROLLOUT)), ("local", ())])
+def test_only_rented_machines_wait_for_the_end_of_a_warm_start(
+    backend: str, late: tuple[str, ...]
+) -> None:
+    least = {"name": "none", "policy": {"model": "none", "max_model_len": 1}}
+    launcher = {"backend": backend, "sky": {}} if backend == "sky" else {}
+    read = read_spec({**least, "learner": WARM, "launcher": launcher})
+    assert read.late_services == late

@@ -51,6 +51,51 @@ def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
     assert reconcile_run(run, 0.0, CONFIG)[0].state is RunState.RUNNING
 
 
+LATE = (GATEWAY, ROLLOUT)
+
+
+def started_keys(actions: list[RunAction]) -> set[tuple[str, int]]:
+    return {action.key for action in actions if isinstance(action, StartReplica)}
+
+
+def test_late_services_start_when_the_learners_policy_is_about_to_be_sampled() -> None:
+    run = all_started(replace(new_run(), late=LATE))
+    assert set(run.replicas) == {(LEARNER, 0)}
+    for phase in ("loading", "imitating", "draining", "failed", "no_capacity"):
+        run = transitions.mark_heartbeat(run, (LEARNER, 0), phase, serving=True)
+        run, actions = reconcile_run(run, 1.0, CONFIG)
+        assert actions == [], phase
+        # What is awaited does not keep the run from being under way.
+        assert run.state is RunState.RUNNING
+    for phase in ("publishing", "evaluating", "sampling", "training", "done"):
+        ready = transitions.mark_heartbeat(run, (LEARNER, 0), phase, serving=True)
+        ready, actions = reconcile_run(ready, 2.0, CONFIG)
+        assert started_keys(actions) == {(GATEWAY, 0), (ROLLOUT, 0), (ROLLOUT, 1)}, phase
+        assert ready.state is RunState.RUNNING
+        assert reconcile_run(ready, 3.0, CONFIG)[1] == []
+
+
+def test_late_services_that_were_started_stay_while_the_learner_loads_again() -> None:
+    run = all_started(replace(new_run(), late=LATE))
+    run = transitions.mark_heartbeat(run, (LEARNER, 0), "sampling", serving=True)
+    run = all_started(run)
+    run = transitions.mark_heartbeat(run, (LEARNER, 0), "loading", serving=False)
+    again, actions = reconcile_run(transitions.scale_service(run, ROLLOUT, 3), 5.0, CONFIG)
+    assert started_keys(actions) == {(ROLLOUT, 2)}
+    assert not any(isinstance(action, DrainReplica) for action in actions)
+    assert len(again.replicas_of(ROLLOUT)) == 3
+
+
+def test_a_run_that_is_stopped_while_it_awaits_services_ends() -> None:
+    run = all_started(replace(new_run(), late=LATE))
+    run = run_end.request_stop(run, 1.0, 30.0, "stopped on request")
+    run, actions = reconcile_run(run, 1.0, CONFIG)
+    assert actions == [DrainReplica((LEARNER, 0))]
+    run, _ = restarts.handle_exit(run, (LEARNER, 0), ExitStatus(0), 2.0, CONFIG)
+    run, actions = reconcile_run(run, 2.0, CONFIG)
+    assert actions == [CleanRun()] and run.state is RunState.TEARDOWN
+
+
 def test_what_is_drained_in_vain_is_killed_even_if_its_start_was_never_reported() -> None:
     run, _ = reconcile_run(new_run(), 0.0, CONFIG)
     run = transitions.mark_registered(run, (ROLLOUT, 1), "10.0.0.2:1")

@@ -172,11 +172,11 @@ async def test_a_critic_learns_nothing_from_demonstrations_and_its_warm_up_count
 async def test_nothing_of_the_algorithm_reaches_the_steps_that_imitate(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    plain, other = (
-        await Trial(model_folder, tmp_path / name, configured(algorithm)).run(range(1, WARM + 1))
-        for name, algorithm in (("plain", {}), ("other", EVERY))
-    )
-    assert same_bits(load_group(plain, "model"), load_group(other, "model"))
+    plain = Trial(model_folder, tmp_path / "plain", configured({}))
+    other = Trial(model_folder, tmp_path / "other", configured(EVERY))
+    saved = [await trial.run(range(1, WARM + 1)) for trial in (plain, other)]
+    one, another = (load_group(folder, "model") for folder in saved)
+    assert same_bits(one, another)
 
 
 @pytest.mark.slow

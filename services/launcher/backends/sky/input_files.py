@@ -55,8 +55,9 @@ def _iter_named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("tasks", "data"):
         if learner.get(key):
             yield f"learner.{key}", learner[key]
-    if data := learner.get("sft", {}).get("data"):
-        yield "learner.sft.data", data
+    for table in ("sft", "warm_start"):
+        if data := learner.get(table, {}).get("data"):
+            yield f"learner.{table}.data", data
     if checks := learner.get("select", {}).get("checks"):
         yield "learner.select.checks", checks
     for number, each in enumerate(learner.get("eval", {}).get("sets", [])):

@@ -14,6 +14,7 @@ from services.common.domain.eval_groups import MAIN_SET
 from services.common.run_folder.journal_columns import decode_column
 from services.common.run_folder.journal_file import JOURNAL_FILE, LOCK, JournalError, open_read_only
 from services.common.run_folder.metric_lines import METRICS_FILE
+from services.common.spec.spec_values import planned_steps
 from services.common.text.parsing import as_object
 
 # The launcher's names of runs; this keeps paths inside the folder of runs.
@@ -68,12 +69,12 @@ def describe_run(folder: Path) -> RunCard:
             passes = _passes_by_moment(db)
     except NotFoundError as error:
         problem = str(error)
-    planned = as_object(spec.get("learner")).get("steps")
+    planned = planned_steps(spec)
     return RunCard(
         run_id=folder.name,
         state=state_of(folder, step, planned),
         steps=done if isinstance(done := summary.get("steps"), int) else step or 0,
-        total_steps=planned if isinstance(planned, int) else None,
+        total_steps=planned,
         model=str(as_object(spec.get("policy")).get("model", "")),
         changed=_changed(folder),
         before=passes.get("before"),
