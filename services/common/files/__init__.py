@@ -1,1 +1,2 @@
-"""Files that survive a crash, tables as text, and folders that are removed."""
+"""Files that survive a crash, writes of SQLite that share commits, tables as text, and folders that
+are removed."""
