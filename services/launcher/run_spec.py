@@ -60,9 +60,8 @@ class RunSpec:
 
     @property
     def late_services(self) -> tuple[str, ...]:
-        """The services that would wait for the end of a warm start on rented machines."""
-        rented = self.config.backend == "sky"
-        return imitation_rules.unused_at_first(self.tables) if rented else ()
+        """Those of them that would wait for the end of a warm start."""
+        return imitation_rules.unused_at_first(self.tables)
 
     def replica_counts(self) -> dict[str, int]:
         """Return the number of replicas of each service that the run needs."""

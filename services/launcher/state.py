@@ -243,7 +243,8 @@ class Run:
     error: str = ""
     # Of runs that wait for the same devices, the one of the highest priority begins first.
     priority: int = 0
-    # Services that are not started before the learner's policy is sampled.
+    # Services that are not started before the learner's policy is sampled: machines would be paid
+    # for, and starts would be overdue.
     late: tuple[str, ...] = ()
     # Place in the queue, from 1, and what the run waits for; 0 and empty outside of it.
     queue_place: int = 0

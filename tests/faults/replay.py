@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig
+from services.common.spec.spec import PolicyConfig, parse_shared
+from services.common.weights.fingerprint import TokenizerDigests, tokenizer_digest
 from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import open_journal
+from services.learner.imitation.demonstration_set import load_demonstrations, make_batch
+from services.learner.imitation.step_schedule import StepSchedule
+from services.learner.journal.schema import Plan
+from services.learner.journal.store import Journal, open_journal
 from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.types import TrainBatch
 from tests.faults.harness import FaultRun
 from tests.support.checkpoints import save_ranks
 
@@ -26,13 +32,26 @@ async def replayed(run: FaultRun, scratch: Path) -> Path:
     try:
         await ranks.start_ranks(None)
         for plan in await journal.plans_after(0):
-            await ranks.train_step(
-                build_train_batch(
-                    plan.step, await journal.load_trajectories(plan.attempts), plan.settings
-                )
-            )
+            if plan.step <= config.warm_steps:
+                await ranks.train_step(_imitated(plan, wish, config))
+            else:
+                await ranks.train_step(await _sampled(plan, journal))
         await save_ranks(ranks, scratch / "replayed")
     finally:
         await ranks.close()
         await journal.close()
     return scratch / "replayed"
+
+
+async def _sampled(plan: Plan, journal: Journal) -> TrainBatch:
+    attempts = await journal.load_trajectories(plan.attempts)
+    return build_train_batch(plan.step, attempts, plan.settings)
+
+
+def _imitated(plan: Plan, wish: dict[str, Any], config: LearnerConfig) -> TrainBatch:
+    shared = parse_shared(wish, where="spec")
+    assert config.imitation is not None
+    digests = TokenizerDigests(tokenizer_digest(Path(shared.policy.model)))
+    trained = load_demonstrations(config.imitation, shared, digests).trained
+    schedule = StepSchedule(len(trained), config.imitation.sequences_per_step, shared.seed)
+    return make_batch(plan.step, [trained[place] for place in schedule.places_of(plan.step)])

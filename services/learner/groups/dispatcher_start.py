@@ -77,6 +77,7 @@ async def _build_curriculum(
             config.sampling,
             seed=seed,
             window=config.groups_per_step,
+            steps_before=config.warm_steps,
             stored=await journal.run_read(stored_curriculum),
             seen=await journal.run_read(drawn_tasks),
         )

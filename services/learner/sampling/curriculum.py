@@ -45,11 +45,13 @@ class Curriculum:
         *,
         seed: int,
         window: int,
+        steps_before: int = 0,
         stored: StoredCurriculum | None = None,
         seen: Iterable[str] = (),
     ) -> None:
-        """Create a curriculum; `window` is the number of groups of a step, `seen` are the keys of
-        tasks drawn before. Without tasks, in a run that only imitates, nothing may be drawn."""
+        """Create a curriculum; `window` is the number of groups of a step, `steps_before` that
+        of the steps that draw nothing, before all others, and `seen` are the keys of tasks drawn
+        before. Without tasks, in a run that only imitates, nothing may be drawn."""
         stored = stored or StoredCurriculum()
         self._config = config
         self._tasks: dict[str, list[Task]] = {}
@@ -60,6 +62,7 @@ class Curriculum:
             own.append(task)
         self._mixture = EnvironmentMix(self.task_counts, config, window=window, seed=seed)
         self._window = window
+        self._steps_before = steps_before
         self._order: tuple[int, list[str]] = (-1, [])
         self._states = {s.task: self._adopt_state(s) for s in stored.tasks if s.task in self._index}
         # Number of tasks by environment and standing; active ones only once they were judged.
@@ -140,7 +143,7 @@ class Curriculum:
     def epoch_at(self, step: int) -> float:
         """Return the epochs behind `step` steps: by steps, else by groups drawn per task."""
         if self._config.epoch_steps:
-            return step / self._config.epoch_steps
+            return (step - self._steps_before) / self._config.epoch_steps
         return self.number / len(self._index)
 
     def whole_passes(self) -> Mapping[str, int]:

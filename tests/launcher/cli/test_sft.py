@@ -76,6 +76,19 @@ async def test_the_accepted_episodes_become_the_data_of_a_run_with_the_same_opti
     assert "An epoch is at most 2 steps of 3 sequences" in said
 
 
+async def test_with_warm_start_they_become_what_the_specs_own_run_begins_with(
+    tmp_path: Path, trained: Trained
+) -> None:
+    source = await recorded(tmp_path)
+    warm = {"warm_start": {"sequences_per_step": 2, "steps": 5}, "steps": 2}
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "learner": warm}))
+    code, said = call(tmp_path, "--from", source, "--warm-start", "--learner.steps=9")
+    assert code == 0, said
+    [file] = (tmp_path / "runs/demonstrations").iterdir()
+    assert trained.overrides == ["--learner.steps=9", f"--learner.warm_start.data={file}"]
+    assert "An epoch is at most 2 steps of 2 sequences" in said
+
+
 async def test_the_same_episodes_are_the_same_file_and_others_leave_it_as_it_is(
     tmp_path: Path, trained: Trained
 ) -> None:
@@ -111,6 +124,16 @@ async def test_a_launcher_elsewhere_has_the_runs_files_so_the_command_says_where
     code, said = call(tmp_path, "--from", source)
     assert code == 1 and "use it on the machine of the launcher that FLOTILLA_LAUNCHER" in said
     assert not trained.overrides
+
+
+def test_a_warm_start_needs_its_table_and_the_run_after_it(tmp_path: Path) -> None:
+    source = asyncio.run(recorded(tmp_path))
+    (tmp_path / "spec.json").write_text(json.dumps({**SPEC, "learner": {"steps": 2}}))
+    code, said = call(tmp_path, "--from", source, "--warm-start")
+    assert code == 2
+    for key in ("learner.warm_start.steps", "learner.warm_start.sequences_per_step"):
+        assert key in said
+    assert "learner.warm_start.data" not in said
 
 
 def test_the_spec_of_a_run_of_rl_is_refused_by_the_keys_that_have_no_meaning(

@@ -62,11 +62,7 @@ def test_a_warm_start_uses_the_learner_alone_unless_the_base_is_evaluated(
     assert needed_services({"learner": learner}) == SERVICES
 
 
-@pytest.mark.parametrize(("backend", "late"), [("sky", (GATEWAY, ROLLOUT)), ("local", ())])
-def test_only_rented_machines_wait_for_the_end_of_a_warm_start(
-    backend: str, late: tuple[str, ...]
-) -> None:
+def test_a_spec_names_them_for_its_run() -> None:
     least = {"name": "none", "policy": {"model": "none", "max_model_len": 1}}
-    launcher = {"backend": backend, "sky": {}} if backend == "sky" else {}
-    read = read_spec({**least, "learner": WARM, "launcher": launcher})
-    assert read.late_services == late
+    assert read_spec({**least, "learner": WARM}).late_services == (GATEWAY, ROLLOUT)
+    assert read_spec(least).late_services == ()

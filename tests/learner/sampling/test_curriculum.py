@@ -89,6 +89,12 @@ def test_epochs_are_of_steps_or_of_as_many_groups_as_there_are_tasks() -> None:
     assert run.curriculum.epoch_at(4) == 0.5
 
 
+def test_steps_that_draw_nothing_are_no_part_of_an_epoch() -> None:
+    tasks, chosen = tasks_of(a=8), config(epoch_steps=8)
+    late = Curriculum(tasks, chosen, seed=0, window=6, steps_before=10)
+    assert late.epoch_at(14) == 0.5
+
+
 def learn_of(run: Run, key: str, rewards: list[float]) -> list[EventKind]:
     return [event.kind for event in run.learn([GroupOutcome(key, rewards)]).events]
 

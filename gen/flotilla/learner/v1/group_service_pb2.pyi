@@ -407,8 +407,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     phase: builtins.str
-    """`loading`, `evaluating`, `sampling`, `training`, `publishing`, `draining`,
-    `done`, `failed`.
+    """`loading`, `imitating`, `evaluating`, `sampling`, `training`, `publishing`,
+    `draining`, `done`, `failed`.
     """
     step: builtins.int
     total_steps: builtins.int

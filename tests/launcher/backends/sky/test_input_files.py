@@ -53,6 +53,13 @@ def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: 
     }
 
 
+@pytest.mark.parametrize("table", ["sft", "warm_start"])
+def test_the_demonstrations_that_a_run_imitates_are_brought(table: str) -> None:
+    name = "runs/demonstrations/run-0.npz"
+    found = key_by_input({"name": "tiny", "learner": {table: {"data": name}}})
+    assert found == {name: f"learner.{table}.data"}
+
+
 def test_what_the_run_began_with_stays(tmp_path: Path) -> None:
     root, folder = made(tmp_path / "root"), tmp_path / "code"
     copy_inputs(SPEC, root, folder)
