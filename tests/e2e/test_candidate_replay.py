@@ -3,6 +3,8 @@ trainer scores each among the engine's candidates. Scored among all tokens, the 
 them."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.trajectory import Trajectory, content_digest
+from services.common.domain.trajectory import Counts, Trajectory, content_digest
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.config.guard import GuardConfig
@@ -50,26 +52,28 @@ RANK = RankConfig(head_chunk=100, pack_tokens=512)
 ALGORITHM: dict[str, Any] = {"proximal": "trainer", "kl": {"coefficient": 0.05}}
 
 
-async def play(engine: VllmEngine, seed: int) -> Trajectory:
+async def play(engine: VllmEngine, seed: int, top_p: float) -> Trajectory:
     """Play two turns; the reward is drawn."""
-    transcript = Transcript(PROMPT)
+    transcript, counts = Transcript(PROMPT), Counts()
     for turn in range(2):
-        sampling = Sampling(TEMPERATURE, seed, TOP_P, TOP_K)
+        sampling = Sampling(TEMPERATURE, seed, top_p, TOP_K)
         written = await engine.generate(transcript.for_engine(), sampling, GENERATED)
         assert written.candidates is not None
         assert (written.candidates == written.token_ids[:, None]).any(1).all()
+        counts.mended_candidates += written.mended
         transcript.add_completion(written, TEMPERATURE)
         if turn == 0:
             transcript.add_observation(OBSERVED)
     key = AttemptKey(f"g{seed % GROUPS}", seed, 0)
     held, reward = (transcript.sequence,), float(np.random.default_rng(seed).integers(2))
-    return Trajectory(key, "", held, content_digest(held), reward, stop_reason=StopReason.MAX_TURNS)
+    ended: dict[str, Any] = {"stop_reason": StopReason.MAX_TURNS, "counts": counts}
+    return Trajectory(key, "", held, content_digest(held), reward, **ended)
 
 
-async def sample_batch(engine: VllmEngine, step: int) -> TrainBatch:
+async def play_all(engine: VllmEngine, step: int, top_p: float = TOP_P) -> list[Trajectory]:
     seeds = range(step * 1000, step * 1000 + GROUPS * SIZE)
-    played = await asyncio.gather(*(play(engine, seed) for seed in seeds))
-    return build_train_batch(step, sorted(played, key=lambda one: one.key.group_id))
+    played = await asyncio.gather(*(play(engine, seed, top_p) for seed in seeds))
+    return sorted(played, key=lambda one: one.key.group_id)
 
 
 def compare(policy: Policy, batch: TrainBatch) -> VersionMismatch:
@@ -78,30 +82,56 @@ def compare(policy: Policy, batch: TrainBatch) -> VersionMismatch:
     return ScoreComparer(policy, slots, RANK, None).compare_batch(batch).versions[batch.step - 1]
 
 
-def excesses(found: VersionMismatch) -> tuple[Excess, ...]:
-    return bound_of(GuardConfig(), "float32").find_excesses(0, found)
+def excesses(found: VersionMismatch, dtype: str = "float32") -> tuple[Excess, ...]:
+    return bound_of(GuardConfig(), dtype).find_excesses(0, found)
 
 
-async def test_engine_and_trainer_agree_over_ten_updates(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
+@asynccontextmanager
+async def started(folder: Path, dtype: str) -> AsyncGenerator[tuple[VllmEngine, Policy]]:
+    """Start an engine and a trainer's policy on a new model."""
     make_model(folder)
-    config = PolicyConfig(model=str(folder), dtype="float32", max_model_len=256)
-    policy = load_policy(config, RANK)
-    optimizer = Optimizer(policy.trained_parameters(), OptimizerConfig(lr=1e-3))
-    trainer = Trainer(policy, optimizer, AlgorithmConfig.model_validate(ALGORITHM), RANK)
+    given = {"model": str(folder), "dtype": dtype, "max_model_len": 256}
+    config = PolicyConfig.model_validate(given)
     served = ServedModel(folder, config, [VOCAB - 1])
     engine = await VllmEngine.start_engine(EngineConfig(device="cpu", max_num_seqs=24), served)
     try:
+        yield engine, load_policy(config, RANK)
+    finally:
+        await engine.close()
+
+
+async def serve(engine: VllmEngine, policy: Policy, folder: Path, version: int) -> None:
+    """Have the engine serve the policy's present weights."""
+    update = publish(policy.model, folder / f"{version}.safetensors", version)
+    await engine.load_weights(update, Path(update.location))
+
+
+async def test_engine_and_trainer_agree_over_ten_updates(tmp_path: Path) -> None:
+    async with started(tmp_path, "float32") as (engine, policy):
+        optimizer = Optimizer(policy.trained_parameters(), OptimizerConfig(lr=1e-3))
+        trainer = Trainer(policy, optimizer, AlgorithmConfig.model_validate(ALGORITHM), RANK)
         for version in range(UPDATES + 1):
-            update = publish(policy.model, tmp_path / f"{version}.safetensors", version)
-            await engine.load_weights(update, Path(update.location))
-            batch = await sample_batch(engine, version + 1)
+            await serve(engine, policy, tmp_path, version)
+            played = await play_all(engine, version + 1)
+            assert not any(each.counts.mended_candidates for each in played)
+            batch = build_train_batch(version + 1, played)
             check_batch(policy, batch)
             if version < UPDATES:
                 check_update(trainer.train_step(batch, 1e-3).metrics)
-    finally:
-        await engine.close()
+
+
+async def test_tokens_that_tie_for_the_last_place_are_mended(tmp_path: Path) -> None:
+    """In bfloat16, where many logits are equal; with top_k alone."""
+    async with started(tmp_path, "bfloat16") as (engine, policy):
+        await serve(engine, policy, tmp_path, 0)
+        played = await play_all(engine, 1, top_p=1.0)
+        mended = sum(each.counts.mended_candidates for each in played)
+        batch = build_train_batch(1, played)
+        found, without = compare(policy, batch), compare(policy, changed(batch, candidates=None))
+        print(f"mended {mended} of {found.tokens}: {found}; without candidates {without}")
+        assert 0 < mended < 0.1 * found.tokens
+        assert not excesses(found, "bfloat16")
+        assert excesses(without, "bfloat16")
 
 
 def check_batch(policy: Policy, batch: TrainBatch) -> None:

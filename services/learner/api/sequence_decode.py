@@ -137,12 +137,15 @@ def _decode_experts(
 
 
 def check_candidates(header: trajectory_pb2.SequenceHeader, where: str) -> int:
-    """Return the most bytes of candidates that a header announces; refuse too many."""
+    """Return how many bytes of candidates a header announces; refuse too many of a token."""
     if header.candidates > MOST_CANDIDATES:
         raise MalformedRequestError(
             f"{where}: {header.candidates} candidates of a token; at most {MOST_CANDIDATES}"
         )
-    return 4 * header.candidates * header.token_count
+    spans, by_policy = header.spans, trajectory_pb2.AUTHOR_POLICY
+    pairs = zip(spans.authors, spans.lengths, strict=False)
+    sampled = sum(length for author, length in pairs if author == by_policy)
+    return 4 * header.candidates * min(sampled, header.token_count)
 
 
 def _decode_candidates(

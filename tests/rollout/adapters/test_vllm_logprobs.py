@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.rollout.adapters.vllm_answers import sampled_among_candidates
 from services.rollout.adapters.vllm_logprobs import correct_sampler, exact_log_softmax
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
@@ -81,3 +82,39 @@ def test_tokens_that_top_k_has_removed_keep_no_probability() -> None:
     assert logprobs is not None
     assert logprobs.isfinite().sum(-1).tolist() == [2, 2, 2, 2]
     assert torch.allclose(logprobs.exp().sum(-1), torch.ones(4))
+
+
+def test_all_that_tie_for_the_last_place_are_sampled_and_those_not_named_are_mended() -> None:
+    from vllm.v1.sample.sampler import Sampler
+
+    sampler, rows = Sampler("processed_logprobs"), 256
+    correct_sampler(sampler)
+    logits = torch.full((rows, 32), -4.0)
+    logits[:, [3, 7, 11, 20]] = torch.tensor([2.0, 1.0, 1.0, 1.0])
+    # top_k = 2 keeps three that tie for the second place.
+    batch = metadata(temperature=torch.ones(rows), top_k=torch.full((rows,), 2))
+    torch.manual_seed(0)
+    sampled, logprobs = sampler.sample(logits.clone(), batch)
+    assert logprobs is not None
+    assert set(sampled.tolist()) == {3, 7, 11, 20}
+    named = sampler.gather_logprobs(logprobs, 2, token_ids=sampled.long())
+    listed: Any = SimpleNamespace(
+        token_ids=named.logprob_token_ids.flatten().tolist(),
+        logprobs=named.logprobs.flatten().tolist(),
+    )
+    found, candidates, mended = sampled_among_candidates(listed, 2)
+    likely = sampled == 3
+    # Of the three, one is named.
+    assert mended == sum(
+        token not in given
+        for token, given in zip(
+            sampled.tolist(), named.logprob_token_ids[:, 1:].tolist(), strict=True
+        )
+    )
+    assert 0 < mended < (~likely).sum()
+    kept = torch.from_numpy(candidates).long()
+    assert (kept == sampled[:, None]).any(1).all()
+    # What the trainer computes: two candidates, of the logits 2 and 1.
+    among = logits.gather(1, kept).log_softmax(-1)
+    expected = among.gather(1, (kept == sampled[:, None]).long().argmax(1, keepdim=True))[:, 0]
+    assert torch.allclose(torch.from_numpy(found), expected, atol=1e-6)

@@ -1,6 +1,7 @@
 """A thinking over its budget is ended for the policy, by tokens that are not trained on."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -35,7 +36,7 @@ def thinker() -> TransformersTokenizer:
 
 class GoesOn(FakeEngine):
     """Writes a script on, from where what it is shown leaves off; what was put in between is
-    read over."""
+    read over. Each token is the only one that it was sampled from, and one a request is mended."""
 
     requests: list[int]
 
@@ -48,7 +49,8 @@ class GoesOn(FakeEngine):
         pictures: Sequence[ShownPicture] = (),
     ) -> Completion:
         self.requests.append(max_tokens)
-        return await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
+        written = await super().generate(token_ids, sampling, max_tokens, timeout_s, pictures)
+        return replace(written, candidates=written.token_ids[:, None], mended=1)
 
 
 async def play(
@@ -94,6 +96,18 @@ async def test_a_thinking_over_its_budget_is_ended_and_its_turn_continues(
     assert turn.generated_tokens == sum(length for _, length in authors)
     assert trajectory.counts.turns == 2
     assert requests[0] == BUDGET
+
+
+async def test_candidates_are_those_of_the_sampled_tokens_alone(
+    thinker: TransformersTokenizer,
+) -> None:
+    trajectory, requests, _ = await play(thinker, ponder)
+    (sequence,) = trajectory.sequences
+    sampled = sequence.token_ids[policy_mask(sequence.spans)]
+    assert any(span.author is Author.FORCED for span in sequence.spans)
+    assert sequence.candidates is not None
+    assert sequence.candidates.tolist() == sampled[:, None].tolist()
+    assert trajectory.counts.mended_candidates == len(requests) == 3
 
 
 async def test_what_was_put_in_stands_in_the_tokens_and_has_no_gradient(
