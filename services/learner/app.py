@@ -49,6 +49,7 @@ from services.learner.run.resume_checks import (
 from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
 from services.learner.sampling.eval_sets import EvalSet
+from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
 
 # Alarms that one heartbeat carries.
@@ -86,7 +87,8 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         uploads = await remote_claim.claim_epoch(target, journal, identity)
         try:
             state = await build_run_state(runtime, vendors, journal, dispatcher, uploads)
-            done = await _serve_and_train(runtime, vendors, state, eval_sets, demonstrations)
+            given = tasks if demonstrations is None else demonstrations
+            done = await _serve_and_train(runtime, vendors, state, eval_sets, given)
             if done and config.mode == "train":
                 await export_newest(journal, runtime.run_dir, vendors.export)
             await vendors.dumps.finish()
@@ -120,17 +122,18 @@ async def _serve_and_train(
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
-    demonstrations: DemonstrationSet | None,
+    given: Sequence[Task] | DemonstrationSet,
 ) -> bool:
-    """Serve and train. Return True when the run is done, False when it was drained first."""
+    """Serve, and train on tasks or demonstrations. Return True when the run is done, False when it
+    was drained first."""
     runtime.watchdog.limit_s = runtime.config.stall_s
     limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
 
     parts = (runtime, vendors, state, eval_sets)
-    if demonstrations is None:
-        loop = await build_train_loop(*parts)
+    if isinstance(given, DemonstrationSet):
+        loop = await build_imitation_loop(*parts, given)
     else:
-        loop = await build_imitation_loop(*parts, demonstrations)
+        loop = await build_train_loop(*parts, given)
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:

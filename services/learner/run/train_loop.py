@@ -12,7 +12,7 @@ waits for them, so that they see one policy only. A run that imitates has its ow
 `learner/imitation/`, over the same stages: `run_stages.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.common.aio.concurrency import run_unless
@@ -28,6 +28,7 @@ from services.learner.run.engine_resync import EngineResync
 from services.learner.run.run_stages import RunStages
 from services.learner.run.status import Phase
 from services.learner.run.step_recorder import StepRecorder
+from services.learner.sampling.tasks import Task
 from services.learner.teacher.teacher_desk import STAGE, TeacherDesk
 from services.learner.types import ModelInfo, StepSettings
 
@@ -43,6 +44,8 @@ class TrainLoop:
     recorder: StepRecorder
     # Where the run's teacher is asked, if it has one.
     desk: TeacherDesk | None = None
+    # All that the run trains on.
+    tasks: Sequence[Task] = ()
 
     async def run_until_done(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
         """Run to the end. Return True if every step and evaluation is done, False if drained
@@ -106,7 +109,7 @@ class TrainLoop:
         """Wait for the teacher; return False if a drain came first. Raises TeacherRefusedError."""
 
         async def open_desk() -> bool:
-            await desk.open()
+            await desk.open(self.tasks)
             return True
 
         with self.stages.watchdog.stage(STAGE):
@@ -118,9 +121,10 @@ class TrainLoop:
         """Have a batch scored, before its plan is committed; return None if a drain came first: the
         next start asks again. Raises TeacherRefusedError."""
         attempts = await self.stages.trainer.load_attempts(batch)
+        tasks = {group.spec.group_id: group.spec.task for group in batch.groups}
         facts = {"attempts": len(attempts)}
         with self.stages.watchdog.stage(STAGE), trace.span("ask teacher", facts):
-            return await run_unless(self.stages.drain, desk.score_attempts(attempts))
+            return await run_unless(self.stages.drain, desk.score_attempts(attempts, tasks))
 
     async def _run_step(
         self,

@@ -3,7 +3,7 @@ a run, and changes no number of it."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from services.common.telemetry.log import get_logger
 from services.learner.alarms.event_rules import teacher_verdict
 from services.learner.alarms.types import AlarmVerdict
 from services.learner.config.teacher import TeacherConfig
-from services.learner.ports import Teacher, TeacherDownError
+from services.learner.ports import HintRenderer, Teacher, TeacherDownError
+from services.learner.sampling.tasks import Task
+from services.learner.teacher.hints import check_hints, hint_of
 from services.learner.types import TeacherScores
 
 _log = get_logger(__name__)
@@ -35,42 +37,52 @@ class TeacherDesk:
         self,
         teacher: Teacher,
         config: TeacherConfig,
+        renderer: HintRenderer | None = None,
         *,
         note_progress: Callable[[], None] = lambda: None,
         apply_verdict: Callable[[AlarmVerdict], None] = lambda verdict: None,
     ) -> None:
-        """`note_progress` is called with every answer, `apply_verdict` when the teacher seems to be
-        down, and when it answers again."""
+        """`renderer` renders the hints, if the teacher is given any. `note_progress` is called with
+        every answer, `apply_verdict` when the teacher seems to be down, and when it answers
+        again."""
         self._teacher = teacher
         self._config = config
+        self._renderer = renderer
         self._note_progress = note_progress
         self._apply_verdict = apply_verdict
         self._answered_at: float | None = None
         self._retries = 0
         self._seconds = 0.0
 
-    async def open(self) -> None:
-        """Wait for the teacher, and prove that it reads token ids as the policy does. Raises
-        TeacherRefusedError."""
+    async def open(self, tasks: Sequence[Task] = ()) -> None:
+        """Wait for the teacher, and prove that it reads token ids as the policy does, with the
+        hints of all tasks of the run before them. Raises ConfigError."""
+        longest = 0
+        if self._config.hint is not None:
+            check_hints(tasks, self._config.hint)
+            rendered = map(self._render_hint, tasks)
+            longest = await asyncio.to_thread(lambda: max(map(len, rendered), default=0))
         for pause_s in _pauses():
             try:
-                return await self._teacher.prove_tokenizer()
+                return await self._teacher.prove_tokenizer(longest)
             except TeacherDownError as error:
                 await self._wait_after(error, pause_s)
 
     async def score_attempts(
-        self, attempts: Sequence[Trajectory]
+        self, attempts: Sequence[Trajectory], tasks: Mapping[str, Task]
     ) -> dict[AttemptKey, tuple[TeacherScores, ...]]:
-        """Score all policy tokens of the attempts, each sequence of them. Raises
-        TeacherRefusedError."""
+        """Score all policy tokens of the attempts, each sequence of them; `tasks` are those of
+        their groups, by group id. Raises TeacherRefusedError."""
         started = loop_time()
         places = [(t.key, n, s) for t in attempts for n, s in enumerate(t.sequences)]
+        hints = {group: self._render_hint(task) for group, task in tasks.items()}
         found: dict[tuple[AttemptKey, int], TeacherScores] = {}
         waiting = iter(places)
 
         async def work() -> None:
             for key, number, sequence in waiting:
-                found[key, number] = await self._score_sequence(sequence)
+                hint = hints[key.group_id]
+                found[key, number] = await self._score_sequence(sequence, hint)
 
         workers = min(self._config.concurrency, len(places))
         async with running_tasks(*(work() for _ in range(workers))) as running:
@@ -89,13 +101,23 @@ class TeacherDesk:
         self._seconds, self._retries = 0.0, 0
         return taken
 
-    async def _score_sequence(self, sequence: Sampled) -> TeacherScores:
+    def _render_hint(self, task: Task) -> NDArray[np.int32]:
+        """Return the tokens of the message that the teacher is shown about a task; none without
+        hints."""
+        if self._config.hint is None or self._renderer is None:
+            return np.zeros(0, np.int32)
+        return self._renderer.render_message(hint_of(task, self._config.hint))
+
+    async def _score_sequence(self, sequence: Sampled, hint: NDArray[np.int32]) -> TeacherScores:
         places = np.flatnonzero(policy_mask(sequence.spans))
         if not len(places):
             none = np.zeros((0, self._teacher.top_k), np.float32)
             return TeacherScores(np.zeros(0, np.float32), none.astype(np.int32), none)
         # Nothing after the last policy token counts.
-        return await self._ask(sequence.token_ids[: places[-1] + 1], places)
+        ids = sequence.token_ids[: places[-1] + 1]
+        begun = int(self._renderer is not None and ids[0] == self._renderer.first_id)
+        asked = np.concatenate([ids[:begun], hint, ids[begun:]])
+        return await self._ask(asked, places + len(hint))
 
     async def _ask(self, token_ids: NDArray[np.int32], places: NDArray[np.int64]) -> TeacherScores:
         for pause_s in _pauses():
