@@ -12,10 +12,11 @@ waits for them, so that they see one policy only. A run that imitates has its ow
 `learner/imitation/`, over the same stages: `run_stages.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from services.common.aio.concurrency import run_unless
+from services.common.aio.concurrency import run_unless, running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.telemetry import trace
 from services.common.telemetry.log import bind_process
@@ -120,11 +121,22 @@ class TrainLoop:
     ) -> Mapping[AttemptKey, AttemptScores] | None:
         """Have a batch scored, before its plan is committed; return None if a drain came first: the
         next start asks again. Raises TeacherRefusedError."""
-        attempts = await self.stages.trainer.load_attempts(batch)
+        attempts = await self.stages.trainer.load_attempts(batch.attempt_keys)
         tasks = {group.spec.group_id: group.spec.task for group in batch.groups}
         facts = {"attempts": len(attempts)}
         with self.stages.watchdog.stage(STAGE), trace.span("ask teacher", facts):
             return await run_unless(self.stages.drain, desk.score_attempts(attempts, tasks))
+
+    def _work_beside(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what is done while a step trains."""
+        if self.desk is None:
+            return []
+        return [self.desk.work_ahead(self._list_waiting, self.stages.trainer.load_attempts)]
+
+    def _list_waiting(self) -> dict[AttemptKey, Task]:
+        """Return the attempts of groups that wait for a step, with their tasks."""
+        groups = self.dispatcher.batcher.waiting
+        return {r.trajectory.key: g.spec.task for g in groups for r in g.graded}
 
     async def _run_step(
         self,
@@ -145,7 +157,8 @@ class TrainLoop:
         facts = {"step": plan.step, "attempts": len(plan.attempts)}
         stage = stages.watchdog.stage("train")
         with stages.stopwatch.time_stage("train"), stage, trace.span("train", facts):
-            result = self.guard.with_metrics(await trainer.train_plan(plan), base)
+            async with running_tasks(*self._work_beside()):
+                result = self.guard.with_metrics(await trainer.train_plan(plan), base)
         if not await stages.wait_for_eval():
             return False
         await stages.publish_policy(batch)

@@ -3,7 +3,7 @@ a run, and changes no number of it."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from services.learner.types import TeacherScores
 _log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+# Between looks for attempts that can be scored ahead.
+_LOOK_AGAIN_S = 0.5
 # Its stage of a step, as the watchdog knows it.
 STAGE = "ask teacher"
 
@@ -50,6 +52,8 @@ class TeacherDesk:
         self._renderer = renderer
         self._note_progress = note_progress
         self._apply_verdict = apply_verdict
+        # By attempt and the sequence's place in it: scored, and not taken by a step yet.
+        self._known: dict[tuple[AttemptKey, int], TeacherScores] = {}
         self._answered_at: float | None = None
         self._retries = 0
         self._seconds = 0.0
@@ -71,26 +75,50 @@ class TeacherDesk:
     async def score_attempts(
         self, attempts: Sequence[Trajectory], tasks: Mapping[str, Task]
     ) -> dict[AttemptKey, tuple[TeacherScores, ...]]:
-        """Score all policy tokens of the attempts, each sequence of them; `tasks` are those of
-        their groups, by group id. Raises TeacherRefusedError."""
+        """Score all policy tokens of the attempts, each sequence of them, unless they were scored
+        ahead; `tasks` are those of their groups, by group id. Raises TeacherRefusedError."""
         started = loop_time()
-        places = [(t.key, n, s) for t in attempts for n, s in enumerate(t.sequences)]
+        await self._score_missing(attempts, tasks)
+        self._seconds += loop_time() - started
+        pop = self._known.pop
+        return {t.key: tuple(pop((t.key, n)) for n in range(len(t.sequences))) for t in attempts}
+
+    async def work_ahead(
+        self,
+        list_waiting: Callable[[], Mapping[AttemptKey, Task]],
+        load: Callable[[Sequence[AttemptKey]], Awaitable[Sequence[Trajectory]]],
+    ) -> None:
+        """Score attempts that wait for a step, until cancelled. What has no answer by then is asked
+        again with its step. Raises TeacherRefusedError."""
+        while True:
+            waiting = list_waiting()
+            # Others were dropped as too old.
+            self._known = {key: own for key, own in self._known.items() if key[0] in waiting}
+            scored = {key for key, _ in self._known}
+            if new := [key for key in waiting if key not in scored]:
+                tasks = {key.group_id: waiting[key] for key in new}
+                await self._score_missing(await load(new), tasks)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _score_missing(
+        self, attempts: Sequence[Trajectory], tasks: Mapping[str, Task]
+    ) -> None:
+        """Score the sequences that have no scores yet."""
         hints = {group: self._render_hint(task) for group, task in tasks.items()}
-        found: dict[tuple[AttemptKey, int], TeacherScores] = {}
-        waiting = iter(places)
+        places = [((t.key, n), s) for t in attempts for n, s in enumerate(t.sequences)]
+        missing = [(place, sequence) for place, sequence in places if place not in self._known]
+        waiting = iter(missing)
 
         async def work() -> None:
-            for key, number, sequence in waiting:
-                hint = hints[key.group_id]
-                found[key, number] = await self._score_sequence(sequence, hint)
+            for place, sequence in waiting:
+                hint = hints[place[0].group_id]
+                self._known[place] = await self._score_sequence(sequence, hint)
 
-        workers = min(self._config.concurrency, len(places))
+        workers = min(self._config.concurrency, len(missing))
         async with running_tasks(*(work() for _ in range(workers))) as running:
             if running:
                 await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             raise_failure(running)
-        self._seconds += loop_time() - started
-        return {t.key: tuple(found[t.key, n] for n in range(len(t.sequences))) for t in attempts}
 
     def take_metrics(self) -> dict[str, float]:
         """Return figures since the last call.

@@ -254,3 +254,20 @@ async def test_a_run_goes_on_without_the_teacher_it_had(
     (batch,) = ranks.trained
     assert not batch.settings.taught
     assert all(sequence.teacher is None for sequence in batch.sequences)
+
+
+async def test_attempts_are_scored_while_the_step_before_theirs_trains(
+    tmp_path: Path, server: ScriptedTeacherServer
+) -> None:
+    asked: dict[str, list[int]] = {"train": [], "trained": []}
+
+    def note(name: str) -> None:
+        if name in asked:
+            asked[name].append(len(server.asked))
+
+    ranks = FakeRanks(tmp_path / "weights", train_s=1.5, before=note)
+    await run_to_the_end(tmp_path, server, ranks)
+    for batch in ranks.trained:
+        assert_scored(batch, server)
+    during = [after - before for before, after in zip(*asked.values(), strict=True)]
+    assert sum(during) > 0

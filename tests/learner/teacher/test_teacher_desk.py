@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Items
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from numpy.typing import NDArray
 
+from services.common.aio.concurrency import running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span
@@ -240,3 +242,39 @@ async def test_tasks_without_a_hint_are_counted_before_anything_is_asked(tmp_pat
         with pytest.raises(ConfigError, match=r"task '1' has no text .* nor have 2 others of 4"):
             await desk.open(tasks)
         assert not server.asked
+
+
+async def test_attempts_that_wait_are_scored_ahead_and_asked_about_once(tmp_path: Path) -> None:
+    attempts = {each.key: each for each in (make_attempt(n, *TURNS, sequences=2) for n in range(3))}
+    kept = dict(list(attempts.items())[:2])
+    waiting = [attempts, kept]
+
+    def list_waiting() -> dict[AttemptKey, Task]:
+        nonlocal looked
+        looked += 1
+        # The third is dropped as too old meanwhile.
+        chosen = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        return dict.fromkeys(chosen, TASKS["g"])
+
+    async def load(keys: Items[AttemptKey]) -> list[Trajectory]:
+        loaded.append(len(keys))
+        return [attempts[key] for key in keys]
+
+    looked, loaded = 0, list[int]()
+    async with desk_at(tmp_path) as (desk, server):
+        async with running_tasks(desk.work_ahead(list_waiting, load)):
+            async with asyncio.timeout(10):
+                await until_true(lambda: looked == 2)
+        assert loaded == [3]
+        found = await desk.score_attempts(list(attempts.values()), TASKS)
+        # The dropped one's two sequences are asked about again, since its scores were let go.
+        assert len(server.asked) == 6 + 2
+        for attempt in attempts.values():
+            pairs = zip(expected_scores(server, attempt), found[attempt.key], strict=True)
+            for own, scores in pairs:
+                np.testing.assert_array_equal(scores.logprobs, own)
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nothing signals it
+        await asyncio.sleep(0.01)
