@@ -54,7 +54,8 @@ class TeacherDesk:
         self._apply_verdict = apply_verdict
         # By attempt and the sequence's place in it: scored, and not taken by a step yet.
         self._known: dict[tuple[AttemptKey, int], TeacherScores] = {}
-        self._answered_at: float | None = None
+        # Since when nothing is answered; None: the last question was.
+        self._silent_since: float | None = None
         self._retries = 0
         self._seconds = 0.0
 
@@ -154,7 +155,7 @@ class TeacherDesk:
             except TeacherDownError as error:
                 await self._wait_after(error, pause_s)
                 continue
-            self._answered_at = loop_time()
+            self._silent_since = None
             self._note_progress()
             self._apply_verdict(teacher_verdict(bad=False))
             return scores
@@ -163,13 +164,12 @@ class TeacherDesk:
     async def _wait_after(self, error: TeacherDownError, pause_s: float) -> None:
         """Wait before the next try, and say why."""
         self._retries += 1
-        now = loop_time()
-        since = self._answered_at = now if self._answered_at is None else self._answered_at
-        wait_s = max(error.wait_s, pause_s)
+        if self._silent_since is None:
+            self._silent_since = loop_time()
+        silent_s, wait_s = loop_time() - self._silent_since, max(error.wait_s, pause_s)
         _log.warning("the teacher gives no answer", error=str(error), retry_in_s=round(wait_s, 1))
-        if now - since >= self._config.patience_s:
-            verdict = teacher_verdict(bad=True, cause=str(error), seconds=now - since)
-            self._apply_verdict(verdict)
+        if silent_s >= self._config.patience_s:
+            self._apply_verdict(teacher_verdict(bad=True, cause=str(error), seconds=silent_s))
         await asyncio.sleep(wait_s)
 
 

@@ -176,11 +176,15 @@ async def test_a_teacher_that_stays_away_is_reported_until_it_answers(tmp_path: 
     assert verdicts[-1].bad is False
 
 
-async def test_a_short_failure_is_not_reported(tmp_path: Path) -> None:
+async def test_a_short_failure_is_not_reported_however_long_nobody_had_asked(
+    tmp_path: Path,
+) -> None:
     verdicts: list[AlarmVerdict] = []
-    async with desk_at(tmp_path, verdicts=verdicts) as (desk, server):
-        server.faults.append(fail)
+    async with desk_at(tmp_path, verdicts=verdicts, patience_s=0.3) as (desk, server):
         await desk.score_attempts([make_attempt(0, *TURNS)], TASKS)
+        await asyncio.sleep(0.4)
+        server.faults.append(fail)
+        await desk.score_attempts([make_attempt(1, *TURNS)], TASKS)
     assert not any(verdict.bad for verdict in verdicts)
 
 
