@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from services.learner.hosted.hosted_ranks import HostedRanks
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
+    from services.learner.teacher.adapters.hint_renderer import TemplateRenderer
     from services.learner.teacher.adapters.vllm_teacher import VllmTeacher
     from services.learner.weights.live_sender import LiveSender
     from services.learner.weights.publication_child import PublicationChild
@@ -70,6 +71,7 @@ async def _opened_dependencies(
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
     sinks = [JsonlAlarmSink(runtime.run_dir / ALARMS_FILE, runtime.run_id)]
     dumps, teacher = _build_dumps(runtime), _build_teacher(runtime, tokenizer.tokenizer_json)
+    hints = _build_hints(runtime)
     async with AsyncExitStack() as ending:
         # Callbacks run last in, first out.
         ending.push_async_callback(asyncio.to_thread, tracker.close)
@@ -81,7 +83,7 @@ async def _opened_dependencies(
         store, export = _open_remote_store(runtime), None if hosted else _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
-            *(sender, dumps or Dumps(), vision, teacher),
+            *(sender, dumps or Dumps(), vision, teacher, hints),
         )
 
 
@@ -190,6 +192,15 @@ def _build_teacher(runtime: Runtime[LearnerConfig], tokenizer: bytes) -> "VllmTe
 
     top_k = config.algorithm.distillation.top_k
     return VllmTeacher(config.teacher, top_k, runtime.shared.policy, tokenizer)
+
+
+def _build_hints(runtime: Runtime[LearnerConfig]) -> "TemplateRenderer | None":
+    teacher = runtime.config.teacher
+    if teacher is None or teacher.hint is None or runtime.config.mode == "eval":
+        return None
+    from services.learner.teacher.adapters.hint_renderer import TemplateRenderer
+
+    return TemplateRenderer(teacher.hint, runtime.shared.policy)
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

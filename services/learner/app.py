@@ -57,6 +57,7 @@ from services.learner.run.status import Phase
 from services.learner.run.task_files import load_task_files
 from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
+from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
 
 # Alarms that one heartbeat carries.
@@ -94,7 +95,8 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
         uploads = await remote_claim.claim_epoch(target, journal, identity)
         try:
             state = await build_run_state(runtime, vendors, journal, dispatcher, uploads)
-            done = await _serve_and_train(runtime, vendors, state, eval_sets, demonstrations)
+            parts = (runtime, vendors, state, eval_sets)
+            done = await _serve_and_train(*parts, tasks, demonstrations)
             if done and config.mode == "train":
                 await export_newest(journal, runtime.run_dir, vendors.export)
             await vendors.dumps.finish()
@@ -129,13 +131,15 @@ async def _serve_and_train(
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
+    tasks: Sequence[Task],
     demonstrations: DemonstrationSet | None,
 ) -> bool:
-    """Serve and train. Return True when the run is done, False when it was drained first."""
+    """Serve, and train on tasks, demonstrations or both. Return True when the run is done, False
+    when it was drained first."""
     runtime.watchdog.limit_s = runtime.config.stall_s
     limits: asyncio.Future[TokenLimits] = asyncio.get_running_loop().create_future()
 
-    loop = await _build_loop(runtime, vendors, state, eval_sets, demonstrations)
+    loop = await _build_loop(runtime, vendors, state, eval_sets, tasks, demonstrations)
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:
@@ -163,15 +167,16 @@ async def _build_loop(
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
+    tasks: Sequence[Task],
     demonstrations: DemonstrationSet | None,
 ) -> TrainLoop | ImitationLoop | WarmStartLoop:
     parts = (runtime, vendors, state, eval_sets)
     if demonstrations is None:
         record = await open_record(*parts)
         stages = build_stages(*parts, record)
-        return make_train_loop(runtime, vendors, state, stages, record)
+        return make_train_loop(runtime, vendors, state, stages, record, tasks)
     if runtime.config.objective == "rl":
-        return await build_warm_start_loop(*parts, demonstrations)
+        return await build_warm_start_loop(*parts, tasks, demonstrations)
     return await build_imitation_loop(*parts, demonstrations)
 
 

@@ -8,7 +8,14 @@ from services.common.images.vision_family import VisionFamily
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.dumps.run_dumps import Dumps
-from services.learner.ports import Ranks, RemoteStore, SnapshotServer, Teacher, Tracker
+from services.learner.ports import (
+    HintRenderer,
+    Ranks,
+    RemoteStore,
+    SnapshotServer,
+    Teacher,
+    Tracker,
+)
 from services.learner.ranks.cluster import RayCluster
 from services.learner.weights.live_sender import LiveSender
 
@@ -36,6 +43,8 @@ class LearnerDependencies:
     vision: VisionFamily | None = None
     # Scores the policy's samples, if the run has one.
     teacher: Teacher | None = None
+    # Renders what only that teacher is told, if it is told anything.
+    hints: HintRenderer | None = None
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

@@ -183,9 +183,9 @@ class Teacher(Protocol):
         """Number of its likeliest tokens that it returns with each score."""
         ...
 
-    async def prove_tokenizer(self) -> None:
+    async def prove_tokenizer(self, hint_tokens: int = 0) -> None:
         """Check that the teacher reads token ids as the policy does, and can score whole
-        sequences."""
+        sequences, with so many tokens before them."""
         ...
 
     async def score_tokens(
@@ -196,4 +196,17 @@ class Teacher(Protocol):
 
     async def close(self) -> None:
         """Close its connections."""
+        ...
+
+
+class HintRenderer(Protocol):
+    """Renders what only the teacher is told, as the policy would read it."""
+
+    @property
+    def first_id(self) -> int | None:
+        """Id of the token that begins every conversation, if there is one."""
+        ...
+
+    def render_message(self, text: str) -> NDArray[np.int32]:
+        """Render a message with this text; without the token that begins a conversation."""
         ...

@@ -37,7 +37,7 @@ from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.dumps.run_dumps import Dumps
-from services.learner.ports import Ranks, RemoteStore, Teacher
+from services.learner.ports import HintRenderer, Ranks, RemoteStore, Teacher
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.call_metadata import with_metadata
 from tests.support.fake_ranks import FakeRanks
@@ -122,6 +122,7 @@ async def learner(
     *,
     sees_pictures: bool = False,
     teacher: Teacher | None = None,
+    hints: HintRenderer | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
     runtime = make_runtime(
@@ -138,6 +139,7 @@ async def learner(
         dumps=dumps or Dumps(),
         vision=vision,
         teacher=teacher,
+        hints=hints,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:

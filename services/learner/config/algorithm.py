@@ -171,7 +171,7 @@ class DistillationConfig(ConfigModel):
     # 0: reverse_kl is estimated from the sampled tokens, as part of their advantages. Above: the
     # divergence over the teacher's likeliest tokens and all others as one is a term of the loss.
     # vLLM must be started with as many --max-logprobs, if above 20.
-    top_k: int = Field(default=0, ge=0, le=1024)
+    top_k: int = Field(default=0, ge=0, le=128)
 
     @model_validator(mode="after")
     def _samples_estimate_one_divergence(self) -> Self:

@@ -3,7 +3,7 @@ for. Pure."""
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
@@ -21,6 +21,24 @@ _VARIABLE = re.compile(r"\$[A-Z][A-Z0-9_]*")
 _OF_REWARDS = ("advantage", "rewards", "turn_coefficient", "critic")
 
 
+class HintConfig(ConfigModel):
+    """A message that the teacher is shown before each attempt, and the policy is not: with it even
+    the policy's own base can teach it (self-distillation)."""
+
+    # Where a task's JSON has the text, such as `solution` or `data.solution`.
+    key: str = Field(pattern=r"^\w+(\.\w+)*$")
+    # The message's content; `{hint}` is that text.
+    message: str = "{hint}"
+    role: Literal["system", "user"] = "system"
+
+    @field_validator("message")
+    @classmethod
+    def _message_shows_it(cls, message: str) -> str:
+        if "{hint}" not in message:
+            raise ValueError("expected {hint} in it, where the task's text is put")
+        return message
+
+
 class TeacherConfig(ConfigModel):
     """A vLLM server that scores the policy's samples. What is made of its logprobs is said by
     `[learner.algorithm.distillation]`."""
@@ -34,6 +52,8 @@ class TeacherConfig(ConfigModel):
     # Folder or hub id with the teacher's tokenizer.json, which must be the policy's, byte by byte;
     # absent: what the server says it serves.
     tokenizer: str | None = Field(default=None, min_length=1)
+    # What only the teacher is told; absent: nothing.
+    hint: HintConfig | None = None
     # Sequences that it scores at once.
     concurrency: int = Field(default=16, ge=1, le=4096)
     # An answer that takes longer is asked for again.

@@ -85,6 +85,11 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._ready)
 
+    @property
+    def waiting(self) -> tuple[ReadyGroup, ...]:
+        """Groups that a coming step may take."""
+        return tuple(self._ready)
+
     def add_group(self, group: ReadyGroup) -> bool:
         """Add a group; return True if it has no signal and another should be sampled in its
         place. It then no longer needs a slot."""

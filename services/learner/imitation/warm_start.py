@@ -21,6 +21,7 @@ from services.learner.journal.schema import Plan
 from services.learner.run.assembly import RunState, build_stages, make_train_loop, open_record
 from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
+from services.learner.sampling.tasks import Task
 from services.learner.types import ModelInfo
 
 
@@ -60,6 +61,7 @@ async def build_warm_start_loop(
     vendors: LearnerDependencies,
     state: RunState,
     eval_sets: Sequence[EvalSet],
+    tasks: Sequence[Task],
     demonstrations: DemonstrationSet,
 ) -> WarmStartLoop:
     """Build the loop of a run with a warm start."""
@@ -67,5 +69,5 @@ async def build_warm_start_loop(
     stages = build_stages(runtime, vendors, state, eval_sets, record)
     return WarmStartLoop(
         make_imitation_loop(runtime, stages, record, demonstrations),
-        make_train_loop(runtime, vendors, state, stages, record),
+        make_train_loop(runtime, vendors, state, stages, record, tasks),
     )

@@ -28,6 +28,7 @@ from services.learner.run.step_trainer import StepTrainer
 from services.learner.run.summary import RunSummary
 from services.learner.run.train_loop import TrainLoop
 from services.learner.sampling.eval_sets import EvalSet
+from services.learner.sampling.tasks import Task
 from services.learner.teacher.teacher_desk import STAGE, TeacherDesk
 from services.learner.weights.weight_broadcast import WeightBroadcast
 
@@ -131,6 +132,7 @@ def make_train_loop(
     state: RunState,
     stages: RunStages,
     record: RunRecord,
+    tasks: Sequence[Task],
 ) -> TrainLoop:
     """Make the loop of steps that train on groups of attempts."""
     config, dispatcher = runtime.config, state.dispatcher
@@ -144,6 +146,7 @@ def make_train_loop(
         resync=EngineResync(dispatcher, state.broadcast, config.max_staleness),
         recorder=StepRecorder(dispatcher, record, tinker_names=config.engine == "tinker"),
         desk=desk,
+        tasks=tasks,
     )
 
 
@@ -157,6 +160,7 @@ def _open_desk(
     return TeacherDesk(
         teacher,
         config,
+        vendors.hints,
         note_progress=lambda: runtime.watchdog.note_progress(STAGE),
         apply_verdict=lambda verdict: state.alarms.apply_verdicts([verdict]),
     )

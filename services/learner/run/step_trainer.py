@@ -1,6 +1,6 @@
 """Training of a run's steps on its ranks: from the newest checkpoint, by journaled plans."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,9 +76,9 @@ class StepTrainer:
                 raise ReplayError(f"the journal has no plan for step {step}")
         return plans
 
-    async def load_attempts(self, batch: Batch) -> list[Trajectory]:
-        """Load the attempts of a batch, except those of groups with damaged records."""
-        return await self._journal.load_intact(batch.attempt_keys)
+    async def load_attempts(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
+        """Load attempts, except those of groups with damaged records."""
+        return await self._journal.load_intact(keys)
 
     async def commit_plan(
         self,

@@ -12,10 +12,11 @@ waits for them, so that they see one policy only. A run that imitates has its ow
 `learner/imitation/`, over the same stages: `run_stages.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from services.common.aio.concurrency import run_unless
+from services.common.aio.concurrency import run_unless, running_tasks
 from services.common.domain.attempts import AttemptKey
 from services.common.telemetry import trace
 from services.common.telemetry.log import bind_process
@@ -28,6 +29,7 @@ from services.learner.run.engine_resync import EngineResync
 from services.learner.run.run_stages import RunStages
 from services.learner.run.status import Phase
 from services.learner.run.step_recorder import StepRecorder
+from services.learner.sampling.tasks import Task
 from services.learner.teacher.teacher_desk import STAGE, TeacherDesk
 from services.learner.types import ModelInfo, StepSettings
 
@@ -43,6 +45,8 @@ class TrainLoop:
     recorder: StepRecorder
     # Where the run's teacher is asked, if it has one.
     desk: TeacherDesk | None = None
+    # All that the run trains on.
+    tasks: Sequence[Task] = ()
 
     async def run_until_done(self, on_loaded: Callable[[ModelInfo], None]) -> bool:
         """Run to the end. Return True if every step and evaluation is done, False if drained
@@ -115,7 +119,7 @@ class TrainLoop:
         """Wait for the teacher; return False if a drain came first. Raises TeacherRefusedError."""
 
         async def open_desk() -> bool:
-            await desk.open()
+            await desk.open(self.tasks)
             return True
 
         with self.stages.watchdog.stage(STAGE):
@@ -126,10 +130,22 @@ class TrainLoop:
     ) -> Mapping[AttemptKey, AttemptScores] | None:
         """Have a batch scored, before its plan is committed; return None if a drain came first: the
         next start asks again. Raises TeacherRefusedError."""
-        attempts = await self.stages.trainer.load_attempts(batch)
+        attempts = await self.stages.trainer.load_attempts(batch.attempt_keys)
+        tasks = {group.spec.group_id: group.spec.task for group in batch.groups}
         facts = {"attempts": len(attempts)}
         with self.stages.watchdog.stage(STAGE), trace.span("ask teacher", facts):
-            return await run_unless(self.stages.drain, desk.score_attempts(attempts))
+            return await run_unless(self.stages.drain, desk.score_attempts(attempts, tasks))
+
+    def _work_beside(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what is done while a step trains."""
+        if self.desk is None:
+            return []
+        return [self.desk.work_ahead(self._list_waiting, self.stages.trainer.load_attempts)]
+
+    def _list_waiting(self) -> dict[AttemptKey, Task]:
+        """Return the attempts of groups that wait for a step, with their tasks."""
+        groups = self.dispatcher.batcher.waiting
+        return {r.trajectory.key: g.spec.task for g in groups for r in g.graded}
 
     async def _run_step(
         self,
@@ -150,7 +166,8 @@ class TrainLoop:
         facts = {"step": plan.step, "attempts": len(plan.attempts)}
         stage = stages.watchdog.stage("train")
         with stages.stopwatch.time_stage("train"), stage, trace.span("train", facts):
-            result = self.guard.with_metrics(await trainer.train_plan(plan), base)
+            async with running_tasks(*self._work_beside()):
+                result = self.guard.with_metrics(await trainer.train_plan(plan), base)
         if not await stages.wait_for_eval():
             return False
         await stages.publish_policy(batch)

@@ -3,7 +3,7 @@ a run, and changes no number of it."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,16 @@ from services.common.telemetry.log import get_logger
 from services.learner.alarms.event_rules import teacher_verdict
 from services.learner.alarms.types import AlarmVerdict
 from services.learner.config.teacher import TeacherConfig
-from services.learner.ports import Teacher, TeacherDownError
+from services.learner.ports import HintRenderer, Teacher, TeacherDownError
+from services.learner.sampling.tasks import Task
+from services.learner.teacher.hints import check_hints, hint_of
 from services.learner.types import TeacherScores
 
 _log = get_logger(__name__)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+# Between looks for attempts that can be scored ahead.
+_LOOK_AGAIN_S = 0.5
 # Its stage of a step, as the watchdog knows it.
 STAGE = "ask teacher"
 
@@ -35,50 +39,87 @@ class TeacherDesk:
         self,
         teacher: Teacher,
         config: TeacherConfig,
+        renderer: HintRenderer | None = None,
         *,
         note_progress: Callable[[], None] = lambda: None,
         apply_verdict: Callable[[AlarmVerdict], None] = lambda verdict: None,
     ) -> None:
-        """`note_progress` is called with every answer, `apply_verdict` when the teacher seems to be
-        down, and when it answers again."""
+        """`renderer` renders the hints, if the teacher is given any. `note_progress` is called with
+        every answer, `apply_verdict` when the teacher seems to be down, and when it answers
+        again."""
         self._teacher = teacher
         self._config = config
+        self._renderer = renderer
         self._note_progress = note_progress
         self._apply_verdict = apply_verdict
-        self._answered_at: float | None = None
+        # By attempt and the sequence's place in it: scored, and not taken by a step yet.
+        self._known: dict[tuple[AttemptKey, int], TeacherScores] = {}
+        # Since when nothing is answered; None: the last question was.
+        self._silent_since: float | None = None
         self._retries = 0
         self._seconds = 0.0
 
-    async def open(self) -> None:
-        """Wait for the teacher, and prove that it reads token ids as the policy does. Raises
-        TeacherRefusedError."""
+    async def open(self, tasks: Sequence[Task] = ()) -> None:
+        """Wait for the teacher, and prove that it reads token ids as the policy does, with the
+        hints of all tasks of the run before them. Raises ConfigError."""
+        longest = 0
+        if self._config.hint is not None:
+            check_hints(tasks, self._config.hint)
+            rendered = map(self._render_hint, tasks)
+            longest = await asyncio.to_thread(lambda: max(map(len, rendered), default=0))
         for pause_s in _pauses():
             try:
-                return await self._teacher.prove_tokenizer()
+                return await self._teacher.prove_tokenizer(longest)
             except TeacherDownError as error:
                 await self._wait_after(error, pause_s)
 
     async def score_attempts(
-        self, attempts: Sequence[Trajectory]
+        self, attempts: Sequence[Trajectory], tasks: Mapping[str, Task]
     ) -> dict[AttemptKey, tuple[TeacherScores, ...]]:
-        """Score all policy tokens of the attempts, each sequence of them. Raises
-        TeacherRefusedError."""
+        """Score all policy tokens of the attempts, each sequence of them, unless they were scored
+        ahead; `tasks` are those of their groups, by group id. Raises TeacherRefusedError."""
         started = loop_time()
-        places = [(t.key, n, s) for t in attempts for n, s in enumerate(t.sequences)]
-        found: dict[tuple[AttemptKey, int], TeacherScores] = {}
-        waiting = iter(places)
+        await self._score_missing(attempts, tasks)
+        self._seconds += loop_time() - started
+        pop = self._known.pop
+        return {t.key: tuple(pop((t.key, n)) for n in range(len(t.sequences))) for t in attempts}
+
+    async def work_ahead(
+        self,
+        list_waiting: Callable[[], Mapping[AttemptKey, Task]],
+        load: Callable[[Sequence[AttemptKey]], Awaitable[Sequence[Trajectory]]],
+    ) -> None:
+        """Score attempts that wait for a step, until cancelled. What has no answer by then is asked
+        again with its step. Raises TeacherRefusedError."""
+        while True:
+            waiting = list_waiting()
+            # Others were dropped as too old.
+            self._known = {key: own for key, own in self._known.items() if key[0] in waiting}
+            scored = {key for key, _ in self._known}
+            if new := [key for key in waiting if key not in scored]:
+                tasks = {key.group_id: waiting[key] for key in new}
+                await self._score_missing(await load(new), tasks)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _score_missing(
+        self, attempts: Sequence[Trajectory], tasks: Mapping[str, Task]
+    ) -> None:
+        """Score the sequences that have no scores yet."""
+        hints = {group: self._render_hint(task) for group, task in tasks.items()}
+        places = [((t.key, n), s) for t in attempts for n, s in enumerate(t.sequences)]
+        missing = [(place, sequence) for place, sequence in places if place not in self._known]
+        waiting = iter(missing)
 
         async def work() -> None:
-            for key, number, sequence in waiting:
-                found[key, number] = await self._score_sequence(sequence)
+            for place, sequence in waiting:
+                hint = hints[place[0].group_id]
+                self._known[place] = await self._score_sequence(sequence, hint)
 
-        workers = min(self._config.concurrency, len(places))
+        workers = min(self._config.concurrency, len(missing))
         async with running_tasks(*(work() for _ in range(workers))) as running:
             if running:
                 await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             raise_failure(running)
-        self._seconds += loop_time() - started
-        return {t.key: tuple(found[t.key, n] for n in range(len(t.sequences))) for t in attempts}
 
     def take_metrics(self) -> dict[str, float]:
         """Return figures since the last call.
@@ -89,13 +130,23 @@ class TeacherDesk:
         self._seconds, self._retries = 0.0, 0
         return taken
 
-    async def _score_sequence(self, sequence: Sampled) -> TeacherScores:
+    def _render_hint(self, task: Task) -> NDArray[np.int32]:
+        """Return the tokens of the message that the teacher is shown about a task; none without
+        hints."""
+        if self._config.hint is None or self._renderer is None:
+            return np.zeros(0, np.int32)
+        return self._renderer.render_message(hint_of(task, self._config.hint))
+
+    async def _score_sequence(self, sequence: Sampled, hint: NDArray[np.int32]) -> TeacherScores:
         places = np.flatnonzero(policy_mask(sequence.spans))
         if not len(places):
             none = np.zeros((0, self._teacher.top_k), np.float32)
             return TeacherScores(np.zeros(0, np.float32), none.astype(np.int32), none)
         # Nothing after the last policy token counts.
-        return await self._ask(sequence.token_ids[: places[-1] + 1], places)
+        ids = sequence.token_ids[: places[-1] + 1]
+        begun = int(self._renderer is not None and ids[0] == self._renderer.first_id)
+        asked = np.concatenate([ids[:begun], hint, ids[begun:]])
+        return await self._ask(asked, places + len(hint))
 
     async def _ask(self, token_ids: NDArray[np.int32], places: NDArray[np.int64]) -> TeacherScores:
         for pause_s in _pauses():
@@ -104,7 +155,7 @@ class TeacherDesk:
             except TeacherDownError as error:
                 await self._wait_after(error, pause_s)
                 continue
-            self._answered_at = loop_time()
+            self._silent_since = None
             self._note_progress()
             self._apply_verdict(teacher_verdict(bad=False))
             return scores
@@ -113,13 +164,12 @@ class TeacherDesk:
     async def _wait_after(self, error: TeacherDownError, pause_s: float) -> None:
         """Wait before the next try, and say why."""
         self._retries += 1
-        now = loop_time()
-        since = self._answered_at = now if self._answered_at is None else self._answered_at
-        wait_s = max(error.wait_s, pause_s)
+        if self._silent_since is None:
+            self._silent_since = loop_time()
+        silent_s, wait_s = loop_time() - self._silent_since, max(error.wait_s, pause_s)
         _log.warning("the teacher gives no answer", error=str(error), retry_in_s=round(wait_s, 1))
-        if now - since >= self._config.patience_s:
-            verdict = teacher_verdict(bad=True, cause=str(error), seconds=now - since)
-            self._apply_verdict(verdict)
+        if silent_s >= self._config.patience_s:
+            self._apply_verdict(teacher_verdict(bad=True, cause=str(error), seconds=silent_s))
         await asyncio.sleep(wait_s)
 
 

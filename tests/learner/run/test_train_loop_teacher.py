@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from numpy.typing import NDArray
 
 from services.common.rpc.errors import ConfigError
 from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.ports import TeacherRefusedError
+from services.learner.ports import HintRenderer, TeacherRefusedError
 from services.learner.teacher import teacher_desk
 from services.learner.types import TrainBatch
 from tests.support.fake_ranks import FakeRanks
@@ -44,6 +45,7 @@ async def taught(
     ranks: FakeRanks | None = None,
     *,
     top_k: int = 0,
+    hints: HintRenderer | None = None,
     **changes: Any,
 ) -> AsyncGenerator[RunningLearner]:
     """A learner whose run has the teacher, and a willing worker."""
@@ -52,7 +54,7 @@ async def taught(
     config = make_config(tmp_path, teacher=table, algorithm=algorithm, **changes)
     async with (
         asking(server, tmp_path / "policy", top_k=top_k) as teacher,
-        learner(tmp_path, config, ranks, teacher=teacher) as running,
+        learner(tmp_path, config, ranks, teacher=teacher, hints=hints) as running,
         FakeWorker(running.address).working(),
     ):
         yield running
@@ -90,6 +92,32 @@ async def test_every_step_trains_on_what_the_teacher_said(
         assert all(s.teacher and s.teacher.top_ids.shape[1] == 2 for s in batch.sequences)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert all("teacher/seconds" in json.loads(line) for line in lines)
+
+
+class SumRenderer:
+    """Renders a message as one id, by its characters. Implements `ports.HintRenderer`."""
+
+    first_id = None
+
+    def render_message(self, text: str) -> NDArray[np.int32]:
+        return np.array([sum(map(ord, text)) % 64], np.int32)
+
+
+async def test_each_attempt_is_scored_after_the_hint_of_its_own_task(
+    tmp_path: Path, server: ScriptedTeacherServer
+) -> None:
+    hint = {"key": "prompt", "message": "psst: {hint}"}
+    ranks, renderer = FakeRanks(tmp_path / "weights"), SumRenderer()
+    await run_to_the_end(tmp_path, server, ranks, teacher={"hint": hint}, hints=renderer)
+    tasks = query(tmp_path, "SELECT group_id, spec FROM groups")
+    texts = {group: json.loads(json.loads(spec)["task"][2])["prompt"] for group, spec in tasks}
+    asked = [body["prompt"] for body in server.asked]
+    for batch in ranks.trained:
+        assert_scored(batch, server)
+        for each in batch.sequences:
+            before = renderer.render_message(f"psst: {texts[each.group_id]}").tolist()
+            end = int(np.flatnonzero(each.policy_mask)[-1]) + 1
+            assert [*before, *each.token_ids[:end].tolist()] in asked
 
 
 async def test_a_killed_step_is_trained_again_on_the_journaled_numbers(
@@ -226,3 +254,20 @@ async def test_a_run_goes_on_without_the_teacher_it_had(
     (batch,) = ranks.trained
     assert not batch.settings.taught
     assert all(sequence.teacher is None for sequence in batch.sequences)
+
+
+async def test_attempts_are_scored_while_the_step_before_theirs_trains(
+    tmp_path: Path, server: ScriptedTeacherServer
+) -> None:
+    asked: dict[str, list[int]] = {"train": [], "trained": []}
+
+    def note(name: str) -> None:
+        if name in asked:
+            asked[name].append(len(server.asked))
+
+    ranks = FakeRanks(tmp_path / "weights", train_s=1.5, before=note)
+    await run_to_the_end(tmp_path, server, ranks)
+    for batch in ranks.trained:
+        assert_scored(batch, server)
+    during = [after - before for before, after in zip(*asked.values(), strict=True)]
+    assert sum(during) > 0

@@ -73,19 +73,20 @@ class VllmTeacher:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def prove_tokenizer(self) -> None:
-        """Check that the server has the model, room for whole sequences, and the policy's
-        tokenizer: the same file, and the same ids for the text of the whole vocabulary. Then score
-        some tokens.
+    async def prove_tokenizer(self, hint_tokens: int = 0) -> None:
+        """Check that the server has the model, room for whole sequences after `hint_tokens`, and
+        the policy's tokenizer: the same file, and the same ids for the text of the whole
+        vocabulary. Then score some tokens.
 
         Raises TeacherRefusedError, TeacherDownError."""
         card = await self._find_model()
-        longest, needed = card.get("max_model_len"), self._policy.max_model_len + 1
+        longest = card.get("max_model_len")
+        needed = hint_tokens + self._policy.max_model_len + 1
         if not isinstance(longest, int) or longest < needed:
             raise self._refusal(
                 f"the teacher takes {longest} tokens, but sequences have up to"
-                f" policy.max_model_len, and vLLM samples one more: serve it with --max-model-len"
-                f" {needed}, or lower policy.max_model_len"
+                f" policy.max_model_len, hints up to {hint_tokens}, and vLLM samples one more:"
+                f" serve it with --max-model-len {needed}, or lower policy.max_model_len"
             )
         root = card.get("root")
         await asyncio.to_thread(self._compare_file, root if isinstance(root, str) else "")

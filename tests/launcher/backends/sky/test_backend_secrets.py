@@ -61,6 +61,13 @@ def test_the_gateway_gets_the_key_of_each_server_that_somebody_else_runs() -> No
     assert inherited_variables(bare_spec(spec, config()), LEARNER) == ()
 
 
+def test_the_key_of_a_teacher_is_the_learners_alone() -> None:
+    teacher = {"url": "http://10.0.0.7:8000/v1", "api_key": "$TEACHER_API_KEY"}
+    spec = {**WISH, "learner": {**WISH["learner"], "teacher": teacher}}
+    found = {name: inherited_variables(bare_spec(spec, config()), name) for name in SERVICES}
+    assert [name for name, own in found.items() if "TEACHER_API_KEY" in own] == [LEARNER]
+
+
 def test_a_replay_needs_no_secret_of_the_environments_that_it_replaces() -> None:
     servers = [{"name": "a", "url": "http://a", "headers": {"x-api-key": "$A_KEY"}}]
     section = {"servers": servers, "environments": {"booking": {"backend": "fleet"}}}
