@@ -87,7 +87,8 @@ def open_policy(folder: Path) -> Policy:
 def make_trainer(policy: Policy, algorithm: AlgorithmConfig) -> Trainer:
     """Return a trainer whose optimizer starts fresh."""
     optimizer = Optimizer(policy.named_parameters(), OPTIMIZER)
-    return Trainer(policy, optimizer, algorithm, RankConfig())
+    # No metric of a step is read, so none is measured after it.
+    return Trainer(policy, optimizer, algorithm, RankConfig(post_update_tokens=0))
 
 
 class Sampler:

@@ -37,10 +37,9 @@ from tools.tiny_policy.tokenizer import DONE
 
 SKILL = "shop"
 START = Habits(lazy={"booking": 0.5, "tracker": 0.5, SKILL: 1.0})
-# Gives up before four of five orders, and takes every third decision wrongly.
-CLUMSY = Habits(lazy={SKILL: 0.8}, sloppy=0.3)
-EPISODES, SEQUENCES_PER_STEP = 64, 32
-STEPS, GROUPS = 40, 6
+CLUMSY = Habits(lazy={SKILL: 0.4}, sloppy=0.1)
+EPISODES, SEQUENCES_PER_STEP = 256, 32
+STEPS, FIRST_STEPS, GROUPS = 60, 40, 4
 HELDOUT_TASKS, CURVE_STEPS = 128, 10
 
 
@@ -63,9 +62,9 @@ ARMS = (
     Arm("the start"),
     Arm("SFT on all episodes", imitated=STEPS, failures=True),
     Arm("SFT on the solved ones", imitated=STEPS),
-    Arm("SFT on the solved ones, shorter", imitated=10),
+    Arm("SFT on the solved ones, shorter", imitated=FIRST_STEPS),
     Arm("GRPO", sampled=STEPS),
-    Arm(BOTH, imitated=10, sampled=STEPS - 10),
+    Arm(BOTH, imitated=FIRST_STEPS, sampled=STEPS - FIRST_STEPS),
     Arm("on-policy distillation of the latter", sampled=STEPS, teacher=BOTH),
 )
 
