@@ -16,6 +16,8 @@ _SEED = 0
 # A difference is found if a two-sided test at 5 % finds it in 80 % of all cases.
 _SIGNIFICANCE, _POWER = 0.05, 0.8
 _MOST_TASKS = 1_000_000
+# With fewer, even if all gain, p is above the significance: 2 of 2^5 changes of signs.
+_LEAST_TASKS = 6
 _TIE = 1e-9
 
 
@@ -78,7 +80,9 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean of tasks' differences, for tasks of this kind.
 
     That of the paired t test. Tasks that are all equal, as when all are tied, have no variance from
-    which it could be told: then it is as wide as Wilson's for so many tasks without a pass."""
+    which it could be told: then it is as wide as Wilson's for so many tasks without a pass. Of few
+    tasks it holds 0, since no change of their signs has p below 0.05: those that were not drawn may
+    all lose as much, and are at most the share of Clopper and Pearson (1934)."""
     from scipy.stats import t
 
     count, mean = len(differences), fmean(differences)
@@ -87,6 +91,8 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
         half = wilson_interval(0.0, count)[1]
     else:
         half = float(t.ppf(1 - _SIGNIFICANCE / 2, count - 1)) * spread / count**0.5
+    if count < _LEAST_TASKS:
+        half = max(half, 2 * abs(mean) * (1 - (_SIGNIFICANCE / 2) ** (1 / count)))
     return mean - half, mean + half
 
 

@@ -59,6 +59,19 @@ def test_the_interval_is_that_of_the_t_test_but_never_of_width_0() -> None:
     assert low < 0 < high
 
 
+@pytest.mark.parametrize(
+    "differences", [[1.0] * 5, [0.25] * 5, [1.0, 1.0, 0.9], [-0.5], [-1.0] * 3]
+)
+def test_tasks_too_few_for_any_p_value_exclude_no_difference(differences: list[float]) -> None:
+    low, high = difference_interval(differences)
+    assert low < 0 < high
+    assert sign_change_p(differences) > 0.05
+    enough = [differences[0]] * 6
+    low, high = difference_interval(enough)
+    assert not low <= 0 <= high
+    assert sign_change_p(enough) < 0.05
+
+
 def test_power_is_the_published_one() -> None:
     # Cohen 1988, table 2.4.1: 33.4 for d = 0.5 one sample, two-sided 5 %, power 80 %.
     assert tasks_needed(0.5, 1.0) == 34

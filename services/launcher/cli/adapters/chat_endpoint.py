@@ -255,8 +255,12 @@ def _read_turn(answer: dict[str, Any]) -> ModelTurn:
         choice = _Completion.model_validate(answer).choices[0]
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise EndpointError(f"its answer is no chat completion: {place}: {first['msg']}") from None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        # Routers answer so, with status 200, where a model behind them has failed.
+        if said := answer.get("error"):
+            reason = f"it says: {json.dumps(said, ensure_ascii=False)}"
+        reason = one_line(redact(reason), _REASON_CHARACTERS)
+        raise EndpointError(f"its answer is no chat completion: {reason}") from None
     # Null and empty fields, which servers send, are errors to some of them when they come back.
     message = answer["choices"][0]["message"]
     kept = {name: value for name, value in message.items() if value not in (None, [])}

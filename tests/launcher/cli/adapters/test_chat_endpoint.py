@@ -197,3 +197,15 @@ async def test_an_answer_that_is_too_long_is_paid_for_once(monkeypatch: pytest.M
         with pytest.raises(EndpointError, match="more than 65536 bytes"):
             await answered(url)
         assert len(asked.bodies) == 1
+
+
+async def test_an_error_that_comes_as_a_good_answer_is_the_reason() -> None:
+    def answer(_request: BaseHTTPRequestHandler) -> Answer:
+        return as_answer({"error": {"message": "the model is \u001b[31moverloaded"}})
+
+    with (
+        serve_answers(answer) as address,
+        pytest.raises(EndpointError, match=r"no chat completion: it says: .*overloaded") as raised,
+    ):
+        await answered(f"{address}/v1")
+    assert "\x1b" not in str(raised.value)
