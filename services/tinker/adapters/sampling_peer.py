@@ -30,6 +30,8 @@ SAMPLE_TIMEOUT_S = 3600.0
 # Tokens of all answers of a message, at 8 bytes each; and of an answer whose length is not given.
 _ANSWER_TOKENS = 3 * 2**15
 _UNKNOWN_TOKENS = 2**15
+# Answers that the service takes in one call.
+_MOST_ANSWERS = 1024
 # Between the seeds of two calls; odd, so that no two are the same.
 _SEED_STEP = 0x9E3779B97F4A7C15
 
@@ -107,7 +109,8 @@ class GrpcSamplingPeer:
 
 def _parts_of(order: SampleOrder) -> list[SampleOrder]:
     """Return orders whose answers each fit a message; the first has the prompt's logprobs too."""
-    each = max(1, _ANSWER_TOKENS // (order.max_tokens or _UNKNOWN_TOKENS))
+    fitting = _ANSWER_TOKENS // (order.max_tokens or _UNKNOWN_TOKENS)
+    each = min(max(1, fitting), _MOST_ANSWERS)
     if order.num_samples <= each:
         return [order]
     parts = list[SampleOrder]()

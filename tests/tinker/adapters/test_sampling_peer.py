@@ -15,6 +15,7 @@ from flotilla.rollout.v1 import sampling_service_pb2_grpc as sampling_grpc
 from services.common.rpc import rpc
 from services.common.rpc.errors import ServiceError
 from services.common.rpc.free_ports import free_port
+from services.rollout.sampling.order_checks import MOST_ANSWERS
 from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
 from services.tinker.ports import Unavailable, Unknown
 from services.tinker.types import (
@@ -105,3 +106,12 @@ async def test_answers_that_fit_no_message_are_sampled_in_several_calls() -> Non
         assert sorted(request.num_samples for request in sampling.sampled) == [1, 12, 12]
         assert len({request.seed for request in sampling.sampled}) == 3
         assert [request.prompt_logprobs for request in sampling.sampled].count(True) == 1
+
+
+async def test_more_answers_than_the_service_takes_are_sampled_in_several_calls() -> None:
+    sampling = EchoSampling()  # pyright: ignore[reportAbstractUsage]
+    async with a_channel(sampling) as channel:
+        order = SampleOrder(np.array([7], np.int32), 2 * MOST_ANSWERS + 1, 4)
+        result = await GrpcSamplingPeer(channel).sample("a", order)
+        assert len(result.answers) == order.num_samples
+        assert max(request.num_samples for request in sampling.sampled) == MOST_ANSWERS

@@ -74,8 +74,10 @@ async def carry_out(desk: Desk, session: str) -> list[str]:
 
 
 async def results_of(folder: Path, peers: KilledPeers, *, kill: bool) -> list[str]:
+    done = asyncio.Event()
+
     async def keep_killing() -> None:
-        while True:
+        while kill and not done.is_set():
             await asyncio.sleep(random.uniform(0.05, 0.3))
             await asyncio.to_thread(peers.kill)
 
@@ -83,11 +85,11 @@ async def results_of(folder: Path, peers: KilledPeers, *, kill: bool) -> list[st
         trainer, engine = GrpcTrainingPeer(channel), GrpcSamplingPeer(channel)
         async with open_desk(folder, trainer, engine, JsonWire(), limits=LIMITS) as desk:
             session = await desk.open_session("ann", {})
-            killing = asyncio.create_task(keep_killing()) if kill else None
+            killing = asyncio.create_task(keep_killing())
             found = await carry_out(desk, session)
-            if killing:
-                killing.cancel()
-                await asyncio.wait([killing])
+            # Not cancelled: its thread would start a process that nobody ends.
+            done.set()
+            await killing
             return found
 
 
