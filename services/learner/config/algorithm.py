@@ -180,7 +180,8 @@ class DistillationConfig(ConfigModel):
                 f'top_k: divergence = "{self.divergence}" is no mean over sampled tokens: set top_k'
                 " to the number of the teacher's likeliest tokens, for example 16"
             )
-        if "beta" in self.model_fields_set and self.divergence != "jsd":
+        # Ranks read the whole table again, with all defaults.
+        if self.beta != 0.5 and self.divergence != "jsd":
             raise ValueError('beta: only divergence = "jsd" mixes; leave it out')
         return self
 

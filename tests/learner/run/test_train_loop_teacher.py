@@ -30,6 +30,10 @@ from tests.support.scripted_teacher_server import (
 )
 
 
+class TeacherTestKill(Exception):
+    """Ends a run as a kill would."""
+
+
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncGenerator[ScriptedTeacherServer]:
     async with serving_teacher(
@@ -125,15 +129,12 @@ async def test_a_killed_step_is_trained_again_on_the_journaled_numbers(
 ) -> None:
     """Though the teacher would say something else by now: a replay does not ask it."""
 
-    class KilledError(Exception):
-        pass
-
     def kill(name: str) -> None:
         if name == "trained" and len(first.trained) == 1:
-            raise KilledError
+            raise TeacherTestKill
 
     first = FakeRanks(tmp_path / "weights", before=kill)
-    with pytest.raises(KilledError):
+    with pytest.raises(TeacherTestKill):
         await run_to_the_end(tmp_path, server, first)
     (killed,) = first.trained
     asked = len(server.asked)
@@ -152,14 +153,11 @@ async def test_a_killed_step_is_trained_again_on_the_journaled_numbers(
 async def test_scores_that_are_damaged_end_the_replay_and_are_never_trained_on(
     tmp_path: Path, server: ScriptedTeacherServer
 ) -> None:
-    class KilledError(Exception):
-        pass
-
     def kill(name: str) -> None:
         if name == "train":
-            raise KilledError
+            raise TeacherTestKill
 
-    with pytest.raises(KilledError):
+    with pytest.raises(TeacherTestKill):
         await run_to_the_end(tmp_path, server, FakeRanks(tmp_path / "weights", before=kill))
     with closing(sqlite3.connect(tmp_path / "run" / JOURNAL_FILE)) as db:
         (payload,) = db.execute("SELECT payload FROM teacher_scores").fetchone()
