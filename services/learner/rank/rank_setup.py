@@ -171,13 +171,19 @@ def load_models(setup: RankSetup, store: Store | None = None) -> RankModels:
         replicas=replicas,
         steps_before=setup.warm.count,
     )
-    # Demonstrations have neither rewards nor values: of the algorithm nothing holds for them.
-    plain = AlgorithmConfig()
-    imitator = None
-    if setup.warm.count:
-        imitator = Trainer(policy, optimizer, plain, setup.rank, replicas=replicas)
+    imitator = _make_imitator(setup, policy, optimizer, replicas)
     found = (policy, optimizer, trainer.critic, reference, trainer, replicas, step, base)
     return RankModels(*found, imitator=imitator)
+
+
+def _make_imitator(
+    setup: RankSetup, policy: Policy, optimizer: Optimizer, replicas: Replicas
+) -> Trainer | None:
+    """Make the trainer of a warm start, if there is one. Demonstrations have neither rewards nor
+    values: of the run's algorithm nothing holds for them."""
+    if not setup.warm.count:
+        return None
+    return Trainer(policy, optimizer, AlgorithmConfig(), setup.rank, replicas=replicas)
 
 
 def select_device(config: RankConfig, place: RankPlacement) -> torch.device:

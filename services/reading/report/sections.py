@@ -60,7 +60,8 @@ def _join_columns(
 
 
 def _list_evaluations(runs: Runs) -> Iterator[Section]:
-    """Yield a table for each evaluation set: the first and the newest evaluation of each run."""
+    """Yield a table for each evaluation set: of each run the first and the newest evaluation, and
+    that of what a warm start ended with."""
     sets = dict.fromkeys(name for run in runs for each in run.evals for name in each.results)
     if not sets:
         yield Section("Evaluations", "No evaluation has ended.")
@@ -68,7 +69,8 @@ def _list_evaluations(runs: Runs) -> Iterator[Section]:
         headings, columns = ["mean over tasks"], list[dict[str, str]]()
         for run in runs:
             own = [each for each in run.evals if name in each.results]
-            for each in own[:1] + own[1:][-1:]:
+            warm = find_value(run.spec, "learner.warm_start.steps")
+            for each in own[:1] + [e for e in own[1:-1] if e.step == warm] + own[1:][-1:]:
                 headings.append(f"{run.run_id}, step {each.step}")
                 columns.append(_format_eval(each, name))
         text = (
@@ -164,7 +166,7 @@ def _describe_course(run: ReportedRun) -> dict[str, str]:
     planned = planned_steps(run.spec)
     figures = {
         "optimizer steps": f"{done} of {'the default' if planned is None else planned}",
-        "of which imitated": _count_warm_steps(run.spec),
+        "of which imitate": _count_warm_steps(run.spec),
         "starts of the learner": str(run.starts),
         "attempts": ", ".join(f"{count:,} {fate}" for fate, count in fates.items()),
         "seconds": ", ".join(f"{k.replace('_', ' ')} {v:,.0f}" for k, v in seconds.items()),

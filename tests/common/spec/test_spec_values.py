@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec_values import ABSENT, compare_specs, find_value, format_value
+from services.common.spec.spec_values import (
+    ABSENT,
+    compare_specs,
+    find_value,
+    format_value,
+    planned_steps,
+)
 
 SPEC: dict[str, Any] = {
     "seed": 0,
@@ -28,6 +34,21 @@ SPEC: dict[str, Any] = {
 )
 def test_a_key_names_a_value_through_tables_lists_and_names_with_dots(key: str, value: Any) -> None:
     assert find_value(SPEC, key) == value
+
+
+@pytest.mark.parametrize(
+    ("learner", "steps"),
+    [
+        ({"steps": 3}, 3),
+        ({"steps": 3, "warm_start": {"steps": 4}}, 7),
+        ({"steps": 3, "warm_start": None}, 3),
+        ({"warm_start": {"steps": 4}}, None),
+        ({"steps": "3"}, None),
+        (None, None),
+    ],
+)
+def test_the_steps_of_a_run_include_its_warm_start(learner: Any, steps: int | None) -> None:
+    assert planned_steps({"learner": learner}) == steps
 
 
 def test_specs_are_compared_with_the_first_key_by_key() -> None:

@@ -124,6 +124,25 @@ def folder(made: Path) -> Path:
     return place
 
 
+def test_the_page_of_a_run_with_a_warm_start_shows_both_phases(made: Path, tmp_path: Path) -> None:
+    run = tmp_path / "demo-1"
+    shutil.copytree(made / "demo-1", run)
+    spec = json.loads((run / "spec.json").read_text())
+    spec["learner"] |= {"warm_start": {"steps": 2}, "steps": 1}
+    (run / "spec.json").write_text(json.dumps(spec))
+    with closing(sqlite3.connect(run / "journal.sqlite")) as db, db:
+        for step in (1, 2):
+            db.execute(
+                f"INSERT INTO evals SELECT 'during-1-{step}-b', moment, {step}, results FROM evals"
+                " WHERE version = 0"
+            )
+    code, output = report(tmp_path, "demo-1")
+    assert code == 0, output
+    text = (run / "report" / "report.md").read_text()
+    assert "| mean over tasks | demo-1, step 0 | demo-1, step 2 | demo-1, step 3 |" in text
+    assert "| optimizer steps | 3 of 3 |\n| of which imitate | the first 2 |" in text
+
+
 def test_the_page_has_evaluations_with_intervals_and_ungraded_tasks_next_to_them(
     folder: Path,
 ) -> None:

@@ -91,6 +91,11 @@ def test_the_start_of_a_run_at_a_tinker_service_shows_model_steps_and_tasks() ->
     assert "*Tasks:* fleet:; modality tool_use; env shop,bank; max-tasks 9; eval-ratio 0.2" in text
 
 
+def test_the_steps_of_a_warm_start_are_named_before_the_others() -> None:
+    learner = {"steps": 50, "groups_per_step": 8, "group_size": 4, "warm_start": {"steps": 9}}
+    assert describe_steps(learner) == "9 of imitation, 50 of 8 tasks, 4 attempts at each"
+
+
 def test_what_a_spec_leaves_out_is_not_in_the_message() -> None:
     assert describe_model({"policy": {"model": "none"}}) == "none"
     assert describe_model({}) == describe_steps({"steps": 50}) == ""

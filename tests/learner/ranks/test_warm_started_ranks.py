@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from services.common.spec.config import parse_config
@@ -52,10 +53,13 @@ def configured(
 class Trial:
     """Ranks that train some steps in one start, and then save."""
 
-    def __init__(self, model: Path, folder: Path, config: LearnerConfig) -> None:
+    def __init__(
+        self, model: Path, folder: Path, config: LearnerConfig, dtype: str = "float32"
+    ) -> None:
         folder.mkdir()
         self._folder = folder
-        self._ranks = LocalRanks("warm", policy_config(model), config, folder / "log", folder)
+        policy = policy_config(model, dtype=dtype)
+        self._ranks = LocalRanks("warm", policy, config, folder / "log", folder)
         self.results: list[StepResult] = []
         self.info: ModelInfo | None = None
 
@@ -141,6 +145,20 @@ async def test_ranks_that_start_again_anywhere_end_with_the_same_bits(
     assert (resumed.info.reference is None) is (
         kind == "plain" or (stop > WARM and not config.lora)
     )
+
+
+async def test_a_reference_in_bfloat16_is_kept_as_it_was(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    config = configured({"kl": {"coefficient": 0.05}})
+    cut = await Trial(model_folder, tmp_path / "cut", config, "bfloat16").run(range(1, WARM + 2))
+    expected = load_group(cut, "reference")
+    resumed = Trial(model_folder, tmp_path / "resumed", config, "bfloat16")
+    found = load_group(await resumed.run(range(WARM + 2, LAST + 1), cut), "reference")
+    assert same_bits(found, expected)
+    # Matrices are rounded, as engines have them.
+    matrix = expected["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(matrix, matrix.bfloat16().float())
 
 
 async def test_what_the_penalty_measures_from_is_the_policy_after_the_warm_start(
