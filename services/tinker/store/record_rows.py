@@ -186,6 +186,10 @@ def put_checkpoint(db: sqlite3.Connection, row: CheckpointRow) -> None:
     )
 
 
+def set_expiry(db: sqlite3.Connection, path: str, expires_s: float | None) -> None:
+    db.execute("UPDATE checkpoints SET expires_s = ? WHERE path = ?", (expires_s, path))
+
+
 def delete_checkpoint(db: sqlite3.Connection, path: str) -> None:
     db.execute("DELETE FROM checkpoints WHERE path = ?", (path,))
 

@@ -144,10 +144,13 @@ class Vault:
         await self.remove_folders((row.folder, str(self.archive_of(row))))
 
     async def set_ttl(self, row: CheckpointRow, seconds: float | None) -> None:
+        path = row.record.path
         expires_s = None if seconds is None else self._clock() + seconds
-        changed = replace(row, record=replace(row.record, expires_s=expires_s))
-        await self._store.run(lambda db: record_rows.put_checkpoint(db, changed))
-        self.checkpoints[row.record.path] = changed
+        await self._store.run(lambda db: record_rows.set_expiry(db, path, expires_s))
+        # It may have been deleted meanwhile.
+        if kept := self.checkpoints.get(path):
+            record = replace(kept.record, expires_s=expires_s)
+            self.checkpoints[path] = replace(kept, record=record)
 
     def expired(self) -> list[CheckpointRow]:
         return [row for row in self.checkpoints.values() if self._is_expired(row)]

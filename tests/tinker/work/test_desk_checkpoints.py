@@ -77,6 +77,19 @@ async def test_a_checkpoint_expires_when_it_was_to(tmp_path: Path) -> None:
         await shop.until_folders(1)
 
 
+async def test_a_checkpoint_that_is_deleted_while_it_gets_a_life_stays_deleted(
+    tmp_path: Path,
+) -> None:
+    async with a_shop(tmp_path) as shop:
+        model = await shop.model()
+        path = await save(shop, model, 1, "a")
+        desk = shop.desk
+        await asyncio.gather(desk.delete_checkpoint("ann", path), desk.set_ttl("ann", path, 50))
+        assert not await desk.list_checkpoints("ann", None)
+    async with a_shop(tmp_path, session=shop.session) as again:
+        assert not await again.desk.list_checkpoints("ann", None)
+
+
 async def test_what_a_client_keeps_is_bounded(tmp_path: Path) -> None:
     async with a_shop(tmp_path, Limits(most_disk_bytes=100, free_disk_bytes=0)) as shop:
         model = await shop.model()
