@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.common.rpc.errors import ConfigError
@@ -34,7 +33,7 @@ def load(folder: Path) -> PreTrainedTokenizerFast:
 def with_template(folder: Path, out: Path, template: str | None) -> Path:
     """The same tokenizer with a token that begins a conversation, and this template."""
     tokenizer = load(folder)
-    tokenizer.add_special_tokens({"bos_token": AddedToken("<s>", special=True)})
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
     tokenizer.chat_template = template
     tokenizer.save_pretrained(out)
     return out
