@@ -126,7 +126,9 @@ def _examine(model: Any, pupil: Pupil) -> dict[str, Score]:
 
 
 @torch.inference_mode()
-def sample_after_prefix(model: Any, prompts: Sequence[list[int]], stop_id: int) -> list[list[int]]:
+def sample_after_prefix(
+    model: Any, prompts: Sequence[list[int]], stop_id: int, most_tokens: int = MOST_TOKENS
+) -> list[list[int]]:
     """Continue every prompt by one turn at T = 1; what all begin with is computed once."""
     shared = next(
         place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1
@@ -139,7 +141,7 @@ def sample_after_prefix(model: Any, prompts: Sequence[list[int]], stop_id: int) 
     positions = (mask.cumsum(-1) - 1)[:, shared:].clamp(min=0)
     generator = torch.Generator().manual_seed(0)
     turns: list[list[int]] = [[] for _ in prompts]
-    for _ in range(MOST_TOKENS):
+    for _ in range(most_tokens):
         logits = model(
             input_ids=ids,
             attention_mask=mask,
