@@ -1,0 +1,56 @@
+"""The comparison of imitation, GRPO and distillation, with a policy that is hardly trained."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.algorithms.run import Sampler, open_policy, train_batch
+from benchmarks.imitation.skill import SKILL, record_episodes
+from benchmarks.imitation.teacher import Teacher
+from services.rollout.adapters.tokenizer import load_tokenizer
+from tests.support.shared_folders import SharedFolders
+from tests.tools.tiny_policy.conftest import MINI
+from tools.tiny_policy.build import build
+from tools.tiny_policy.tokenizer import TURN_END
+
+
+@pytest.fixture(scope="session")
+def start(shared_folders: SharedFolders) -> Path:
+    return shared_folders.filled_by(lambda path: build(path, MINI), "mini-policy")
+
+
+def test_a_teacher_scores_the_tokens_that_were_sampled_by_its_own_parameters(
+    start: Path, tmp_path: Path
+) -> None:
+    trained = open_policy(start).named_parameters()
+    with torch.no_grad():
+        trained["model.norm.weight"].mul_(1.5)
+    torch.save(trained, tmp_path / "last.pt")
+    sampler = Sampler(start, seed=0, env_keys=(SKILL,))
+    batch = train_batch(1, sampler.sample(0, groups=1))
+    own = Teacher(start, _save_parameters(start, tmp_path)).teach(batch)
+    others = Teacher(start, tmp_path / "last.pt").teach(batch)
+    assert own.settings.taught
+    for sequence, same, other in zip(batch.sequences, own.sequences, others.sequences, strict=True):
+        sampled = sequence.behaviour_logprobs[sequence.policy_mask]
+        assert same.teacher is not None
+        assert other.teacher is not None
+        assert same.teacher.logprobs == pytest.approx(sampled, abs=1e-4)
+        assert np.abs(other.teacher.logprobs - sampled).max() > 0.01
+
+
+def test_an_episode_counts_as_solved_only_if_it_made_the_order_and_ended(start: Path) -> None:
+    tokenizer = load_tokenizer(start)
+    episodes = record_episodes(start, seed=0)
+    written = [tokenizer.decode(each.token_ids[each.policy_mask].tolist()) for each in episodes]
+    solved = [text for text, each in zip(written, episodes, strict=True) if each.reward == 1.0]
+    assert 0 < len(solved) < len(episodes)
+    assert all("create_order" in text and text.endswith(f"<done>{TURN_END}") for text in solved)
+    assert any("create_order" not in text for text in written if text not in solved)
+
+
+def _save_parameters(start: Path, folder: Path) -> Path:
+    torch.save(open_policy(start).named_parameters(), folder / "same.pt")
+    return folder / "same.pt"
