@@ -26,6 +26,7 @@ from services.common.process.private_process import keep_private
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.common.spec.spec import PolicyConfig
+from services.common.telemetry import log
 from services.common.text.printable_text import print_json
 from services.common.weights.fingerprint import tokenizer_digest
 from services.rollout.adapters.model_files import WITHOUT_WEIGHTS, UnplayedError, read_model_folder
@@ -104,6 +105,8 @@ def render_conversations(lines: Iterable[bytes]) -> DemonstrationHead:
 
 
 def main() -> int:
+    # To standard error, which nobody waits for.
+    log.setup("rendering", "")
     try:
         head = render_conversations(sys.stdin.buffer)
     except UnplayedError as error:
