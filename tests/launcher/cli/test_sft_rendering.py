@@ -35,6 +35,8 @@ from tests.support.rollout import FakeEnvironment
 from tests.support.tiny_model import load_model, reference_logprobs
 from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
+# Each starts processes that load tokenizers and models.
+pytestmark = pytest.mark.timeout(400)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'
 SAID = "The hotel is found."
 
@@ -195,7 +197,7 @@ def test_a_file_becomes_demonstrations_and_what_is_left_out_is_named(
     )
     code, said = call(tmp_path, engine_folder, "--from", str(source), "--ignore", "id")
     assert code == 0, said
-    assert "2 sequences with" in said and "of 3 accepted episodes" in said
+    assert "2 sequences with" in said and "of 3 accepted conversations" in said
     assert "1 below reward 1.0" in said and "1 with calls of tools that they do not offer" in said
     assert "line 4: turn 1 calls 'fly', which its tools do not have" in said
     found = read_demonstrations(files[0])
@@ -215,6 +217,8 @@ def test_what_cannot_be_used_ends_the_command_with_the_reason(
     broken = write_lines(tmp_path / "broken.jsonl", row(0), row(1, source="web"))
     code, said = call(tmp_path, engine_folder, "--from", str(broken))
     assert code == 1 and "line 2: unknown keys 'source': remove them, or name each" in said
+    code, said = call(tmp_path, engine_folder, "--from", str(tmp_path / "none.jsonl"))
+    assert code == 1 and "none.jsonl does not exist, and no run has such an id" in said
     good = write_lines(tmp_path / "good.jsonl", row(0))
     code, said = call(tmp_path, engine_folder, "--from", str(good), "--best-of", "2")
     assert code == 1 and "--best-of: " in said and "is no run" in said
