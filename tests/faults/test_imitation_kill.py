@@ -14,6 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.common.run_folder.journal_file import BEGAN_WITH
 from services.common.weights.fingerprint import tokenizer_digest
+from services.reading.demonstrations.acceptance import AcceptanceRules
+from services.reading.demonstrations.run_episodes import make_demonstrations
 from tests.faults.harness import GATEWAY, LEARNER, NOTICE_SOON, RANK, VLLM_ROLLOUT, FaultRun
 from tests.reading.inspector.made_runs import MadeAttempt, conversation, open_run
 from tests.support.checkpoints import saved_state
@@ -112,10 +114,14 @@ async def test_another_tokenizer_is_refused_before_a_step(
     begun: tuple[FaultRun, FaultRun],
 ) -> None:
     run, _ = begun
+    data = run.runs.parent / "recorded.npz"
+    await asyncio.to_thread(
+        make_demonstrations, run.runs / RECORDED, data, AcceptanceRules(best_of=2)
+    )
     model = Path(json.loads(run.path.read_text())["policy"]["model"])
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     await asyncio.to_thread((model / "chat_template.jinja").write_text, template)
-    await run.train("--from", RECORDED, command="sft")
+    await run.train("--learner.objective=sft", f"--learner.sft.data={data}")
     assert await run.exit() == 1, run.state()
     assert "token ids of another tokenizer or chat template" in run.output
     assert run.steps() == 0

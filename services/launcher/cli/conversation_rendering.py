@@ -84,9 +84,8 @@ def _send(
 
 def _read_answer(answer: bytes, code: int, errors: IO[bytes]) -> DemonstrationHead:
     try:
-        # After what it has logged.
-        told = json.loads(answer.splitlines()[-1])
-    except (IndexError, ValueError):
+        told = json.loads(answer)
+    except ValueError:
         errors.seek(0)
         last = (errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
         raise CommandError(f"the rendering of conversations ended with {code}: {last}") from None

@@ -88,15 +88,18 @@ def imitate_run(
         file, head = _write_file(name, runs, write, console)
     except _UNREADABLE as error:
         raise CommandError(str(error)) from error
-    console.print(f"{file}: {explain(head)}", soft_wrap=True)
-    for each in head.left_out[:_MOST_NAMED]:
-        console.print(f"  {each}", soft_wrap=True)
-    if more := len(head.left_out) - _MOST_NAMED:
-        console.print(f"  and {more:,} more, in the file") if more > 0 else None
+    console.print(f"{file}: {explain(head)}{_name_left_out(head)}", soft_wrap=True)
     if per_step := _sequences_per_step(spec, table):
         steps = math.ceil(head.counts["sequences"] / per_step)
         console.print(f"An epoch is at most {steps} steps of {per_step} sequences", soft_wrap=True)
     return train_policy(path, runs, [*wanted, f"--learner.{table}.data={file}"], options)
+
+
+def _name_left_out(head: DemonstrationHead) -> str:
+    """Return lines that name the first conversations and turns that are not trained."""
+    more = len(head.left_out) - _MOST_NAMED
+    lines = [*head.left_out[:_MOST_NAMED], *([f"and {more:,} more"] if more > 0 else [])]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def _sequences_per_step(spec: Mapping[str, Any], table: str) -> int | None:
@@ -113,6 +116,8 @@ def _choose_source(
     """Return the name of a source, and what writes it. Raises CommandError."""
     path, rules = Path(request.source), request.rules
     is_run = request.source == NEWEST or (runs / request.source / JOURNAL_FILE).exists()
+    if not is_run and not path.exists() and (path.suffix or len(path.parts) > 1):
+        raise CommandError(f"{path} does not exist, and no run has such an id")
     if is_run or not path.exists():
         return _choose_run(find_run_dir(request.source, runs), rules, spec, console)
     if (path / JOURNAL_FILE).exists():
@@ -120,7 +125,7 @@ def _choose_source(
     if rules.best_of is not None:
         raise CommandError(f"--best-of: {path} is no run; choose rows by --min-reward, or yourself")
     found = FileConversations(path, rules.min_reward, request.ignored)
-    return path.stem, lambda out, show: render_conversations(spec, found, out, show)
+    return path.resolve().stem, lambda out, show: render_conversations(spec, found, out, show)
 
 
 def _choose_run(
@@ -168,8 +173,8 @@ def _write_file(
             task = bar.add_task("reading", total=None)
             head = write(partial, lambda done, total: bar.update(task, completed=done, total=total))
         if not partial.exists():
-            named = "".join(f"\n  {each}" for each in head.left_out[:_MOST_NAMED])
-            raise CommandError(f"{name} has nothing to imitate: {explain(head)}{named}")
+            why = f"{explain(head)}{_name_left_out(head)}"
+            raise CommandError(f"{name} has nothing to imitate: {why}")
         file = folder / f"{name}-{sha256_of(partial)[:12]}.npz"
         partial.replace(file)
     finally:

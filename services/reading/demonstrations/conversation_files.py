@@ -10,7 +10,11 @@ import msgspec
 
 from services.common.episodes.conversations import Conversation, RenderEnd
 from services.common.process.extras import install_command
-from services.reading.demonstrations.conversation_rows import LeftOutError, RowError, read_row
+from services.reading.demonstrations.conversation_rows import (
+    ConversationRowError,
+    LeftOutError,
+    read_row,
+)
 
 # What `flotilla data collect` writes beside tasks and evidence.
 _COLLECTED = "demonstrations.jsonl"
@@ -48,7 +52,7 @@ class FileConversations:
             for place, row in _read_rows(file):
                 try:
                     yield self._judge(row, f"{name}: {place}" if name else place)
-                except RowError as error:
+                except ConversationRowError as error:
                     raise ConversationFileError(f"{file}: {place}: {error}") from error
 
     def _judge(self, row: Any, place: str) -> Conversation | None:

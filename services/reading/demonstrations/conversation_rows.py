@@ -31,7 +31,7 @@ _SHAREGPT = {
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
-class RowError(ValueError):
+class ConversationRowError(ValueError):
     """A row is not in a known form; the message names the field and the reason."""
 
 
@@ -114,7 +114,7 @@ def read_row(
     row: Any, source: str, place: str, ignored: Collection[str] = ()
 ) -> Conversation | None:
     """Return the conversation of a row; `ignored` keys are not looked at. None if the row says that
-    it has no reward. Raises RowError, LeftOutError."""
+    it has no reward. Raises ConversationRowError, LeftOutError."""
     read = _convert(row, ignored)
     if read.reward is None:
         return None
@@ -129,12 +129,12 @@ def read_row(
 
 def _convert(row: Any, ignored: Collection[str]) -> _Row:
     if not isinstance(row, Mapping):
-        raise RowError("expected an object")
+        raise ConversationRowError("expected an object")
     fields = {
         name: value for name, value in row.items() if name not in ignored and value is not None
     }
     if unknown := sorted(str(name) for name in fields.keys() - _KNOWN):
-        raise RowError(
+        raise ConversationRowError(
             f"unknown keys {', '.join(map(repr, unknown))}: remove them, or name each with --ignore"
         )
     messages = _find_messages(fields)
@@ -149,7 +149,7 @@ def _convert(row: Any, ignored: Collection[str]) -> _Row:
     try:
         return msgspec.convert({"messages": messages, "tools": wrapped, **given}, _Row)
     except msgspec.ValidationError as error:
-        raise RowError(str(error)) from error
+        raise ConversationRowError(str(error)) from error
 
 
 def _find_messages(fields: Mapping[str, Any]) -> Any:
@@ -157,7 +157,9 @@ def _find_messages(fields: Mapping[str, Any]) -> Any:
     tables have for all keys of any row."""
     forms = [name for name in ("messages", "conversations", "prompt") if name in fields]
     if len(forms) != 1 or ("completion" in fields) != (forms == ["prompt"]):
-        raise RowError(f"expected {_FORMS}; found {', '.join(map(repr, fields)) or 'nothing'}")
+        raise ConversationRowError(
+            f"expected {_FORMS}; found {', '.join(map(repr, fields)) or 'nothing'}"
+        )
     found: Any
     if forms == ["prompt"]:
         found = [
@@ -169,7 +171,7 @@ def _find_messages(fields: Mapping[str, Any]) -> Any:
     if isinstance(found, str):
         found = _parse(forms[0], found)
     if not isinstance(found, list):
-        raise RowError(f'"{forms[0]}" must be a list of messages')
+        raise ConversationRowError(f'"{forms[0]}" must be a list of messages')
     return [_without_empty(_from_sharegpt(each, n)) for n, each in enumerate(found)]
 
 
@@ -184,13 +186,17 @@ def _from_sharegpt(message: Any, number: int) -> Any:
         return message
     who, value = message["from"], message.get("value")
     if unknown := sorted(message.keys() - {"from", "value"}):
-        raise RowError(f"messages[{number}]: unknown keys {', '.join(map(repr, unknown))}")
+        raise ConversationRowError(
+            f"messages[{number}]: unknown keys {', '.join(map(repr, unknown))}"
+        )
     if who == "function_call":
         calls = _parse(f"messages[{number}].value", value)
         made = [{"function": call} for call in (calls if isinstance(calls, list) else [calls])]
         return {"role": "assistant", "tool_calls": made}
     if who not in _SHAREGPT:
-        raise RowError(f"messages[{number}].from: {who!r} is none of {', '.join(_SHAREGPT)}")
+        raise ConversationRowError(
+            f"messages[{number}].from: {who!r} is none of {', '.join(_SHAREGPT)}"
+        )
     return {"role": _SHAREGPT[who], "content": value}
 
 
@@ -231,7 +237,7 @@ def _parse(name: str, text: Any) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError) as error:
-        raise RowError(f"{name}: expected JSON: {error}") from error
+        raise ConversationRowError(f"{name}: expected JSON: {error}") from error
 
 
 def _name_task(system: str, prompt: str) -> str:
@@ -292,7 +298,7 @@ def _arguments(call: _Call) -> str:
     given = call.function.arguments
     value = given if isinstance(given, dict) else _parse("arguments", given or "{}")
     if not isinstance(value, dict):
-        raise RowError(f"the arguments of {call.function.name!r} are no object")
+        raise ConversationRowError(f"the arguments of {call.function.name!r} are no object")
     return json.dumps(value)
 
 

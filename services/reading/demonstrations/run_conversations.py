@@ -8,7 +8,11 @@ from pathlib import Path
 from services.common.episodes.conversations import Conversation, RenderEnd
 from services.common.episodes.demonstrations import episode_name
 from services.reading.demonstrations.acceptance import AcceptanceRules, Candidate, accept_episodes
-from services.reading.demonstrations.conversation_rows import LeftOutError, RowError, read_row
+from services.reading.demonstrations.conversation_rows import (
+    ConversationRowError,
+    LeftOutError,
+    read_row,
+)
 from services.reading.demonstrations.run_episodes import list_episodes
 from services.reading.kept_episodes import KeptEpisodes
 from services.reading.trajectory_export import open_episodes
@@ -53,7 +57,7 @@ class RunConversations:
             self._counts[error.fate] += 1
             self._left_out.append(f"{name}: {error}")
             return None
-        except RowError as error:
+        except ConversationRowError as error:
             # A policy may write what is no JSON object in place of arguments.
             self._counts["not_playable"] += 1
             self._left_out.append(f"{name}: {error}")

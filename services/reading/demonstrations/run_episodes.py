@@ -142,10 +142,12 @@ class EpisodeReader:
 
 
 def explain(head: DemonstrationHead) -> str:
-    """Say in words what became of a run's episodes, and how to keep those that are gone."""
+    """Say in words what became of a run's episodes, and how to keep those that are gone; or of a
+    file's conversations."""
     counts, rules = Counter(head.counts), head.selection
     parts = [f"{counts['sequences']:,} sequences with {counts['trained_tokens']:,} trained tokens"]
-    parts.append(f"of {counts['accepted']:,} accepted episodes")
+    what = "conversations" if "ignored" in rules else "episodes"
+    parts.append(f"of {counts['accepted']:,} accepted {what}")
     reasons = {
         "below_min_reward": f"below reward {rules.get('min_reward')}",
         "not_best": f"not the best of {rules.get('best_of')}",

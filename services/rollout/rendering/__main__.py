@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from services.common.adapters.hidden_torch import hide_torch
 from services.common.adapters.model_hub import fetch_files
 from services.common.episodes.conversations import (
     Conversation,
@@ -26,14 +28,17 @@ from services.common.process.private_process import keep_private
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.common.spec.spec import PolicyConfig
+from services.common.telemetry import log
 from services.common.text.printable_text import print_json
 from services.common.weights.fingerprint import tokenizer_digest
-from services.rollout.adapters.model_files import WITHOUT_WEIGHTS, UnplayedError, read_model_folder
 from services.rollout.config.rollout import DialectConfig
 from services.rollout.rendering.conversation_renderer import (
     ConversationRenderer,
     NotRenderedError,
 )
+
+if TYPE_CHECKING:
+    from services.rollout.adapters.model_files import ModelFiles
 
 _MOST_NAMED = 1_000
 
@@ -73,16 +78,10 @@ def render_conversations(lines: Iterable[bytes]) -> DemonstrationHead:
 
     Raises ConfigError for a model or a dialect that cannot be used, EOFError if the input breaks
     off, and OSError."""
-    decoder = msgspec.json.Decoder(RenderLine)
-    found = map(decoder.decode, lines)
+    found = map(msgspec.json.Decoder(RenderLine).decode, lines)
     settings = next(found, None)
     assert isinstance(settings, RenderSettings)
-    policy = parse_config(PolicyConfig, settings.policy, where="the spec", section="policy")
-    dialect = parse_config(
-        DialectConfig, settings.dialect, where="the spec", section="rollout.dialect"
-    )
-    folder = fetch_files(policy.model, policy.revision, WITHOUT_WEIGHTS)
-    model = read_model_folder(folder, policy, dialect)
+    model = _read_model(settings)
     file = RenderedFile(ConversationRenderer(model.tokenizer, model.dialect))
     for line in found:
         if isinstance(line, Conversation):
@@ -91,7 +90,7 @@ def render_conversations(lines: Iterable[bytes]) -> DemonstrationHead:
         assert isinstance(line, RenderEnd)
         head = DemonstrationHead(
             line.source,
-            tokenizer_digest(folder).hex(),
+            tokenizer_digest(model.folder).hex(),
             line.selection,
             dict(Counter(line.counts) + file.counts),
             line.pruned,
@@ -103,12 +102,35 @@ def render_conversations(lines: Iterable[bytes]) -> DemonstrationHead:
     raise EOFError("the conversations broke off")
 
 
+def _read_model(settings: RenderSettings) -> "ModelFiles":
+    """Fetch the files of the policy's model, except its weights, and rehearse its dialect. Raises
+    ConfigError."""
+    policy = parse_config(PolicyConfig, settings.policy, where="the spec", section="policy")
+    dialect = parse_config(
+        DialectConfig, settings.dialect, where="the spec", section="rollout.dialect"
+    )
+    if not (dialect.parser or policy.trust_remote_code):
+        hide_torch()
+    # It imports transformers, which would import torch.
+    from services.rollout.adapters.model_files import (
+        WITHOUT_WEIGHTS,
+        UnplayedError,
+        read_model_folder,
+    )
+
+    folder = fetch_files(policy.model, policy.revision, WITHOUT_WEIGHTS)
+    try:
+        return read_model_folder(folder, policy, dialect)
+    except UnplayedError as error:
+        hint = "`flotilla doctor SPEC` finds settings that play it"
+        raise ConfigError(f"{error}; {hint}") from error
+
+
 def main() -> int:
+    # To standard error, which nobody waits for.
+    log.setup("rendering", "")
     try:
         head = render_conversations(sys.stdin.buffer)
-    except UnplayedError as error:
-        print_json({"error": f"{error}; `flotilla doctor SPEC` finds settings that play it"})
-        return 1
     except (ConfigError, EOFError, OSError) as error:
         print_json({"error": str(error)})
         return 1

@@ -26,7 +26,7 @@ from services.rollout.dialects.turns import (
     ToolCall,
 )
 from services.rollout.ports import Dialect
-from services.rollout.rendering.sampled_turn import SampledTurn, TurnSampler
+from services.rollout.rendering.turn_writer import TurnWriter, WrittenTurn
 from services.rollout.tokenizer_port import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
@@ -69,7 +69,7 @@ class ConversationRenderer:
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._sampler = TurnSampler(tokenizer, dialect)
+        self._writer = TurnWriter(tokenizer, dialect)
         # One object for one toolbox: dialects keep what they have made of it.
         self._tools_of = lru_cache(_MOST_TOOLBOXES)(_read_tools)
 
@@ -93,16 +93,16 @@ class ConversationRenderer:
         last = len(conversation.turns) - 1
         for number, said in enumerate(conversation.turns):
             before, turn = np.array(tokens.ids, np.int32), _to_turn(said)
-            sampled = self._sampler.sample(before, turn, tools, ends=number == last)
-            if said.trained and sampled.fault:
-                faults[number] = sampled.fault
-            tokens.add(sampled.token_ids, trained=said.trained and not sampled.fault)
+            written = self._writer.write(before, turn, tools, ends=number == last)
+            if said.trained and written.fault:
+                faults[number] = written.fault
+            tokens.add(written.token_ids, trained=said.trained and not written.fault)
             if number == last:
                 break
-            turn = _with_replies(turn, said.replies, sampled)
+            turn = _with_replies(turn, said.replies, written)
             played.append(turn)
             if not turn.user:
-                ids = sampled.token_ids
+                ids = written.token_ids
                 tokens.add(self._dialect.bridge_ids(before, ids, turn.replies, tools))
                 continue
             whole = self._dialect.render_turns(facts, tools, played)
@@ -120,11 +120,11 @@ def _to_turn(said: SaidTurn) -> PlayedTurn:
 
 
 def _with_replies(
-    turn: PlayedTurn, replies: Sequence[SaidReply], sampled: SampledTurn
+    turn: PlayedTurn, replies: Sequence[SaidReply], written: WrittenTurn
 ) -> PlayedTurn:
     """Return a turn with its replies, which answer its calls as they are read: some families write
     ids that their answers repeat."""
-    calls = iter(turn.calls if sampled.fault else sampled.read.items)
+    calls = iter(turn.calls if written.fault else written.read.items)
     answered: list[Reply] = []
     for reply in replies:
         if reply.outcome == NO_CALL:

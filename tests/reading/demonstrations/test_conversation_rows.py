@@ -14,7 +14,11 @@ from services.common.episodes.conversations import (
     SaidReply,
     SaidTurn,
 )
-from services.reading.demonstrations.conversation_rows import LeftOutError, RowError, read_row
+from services.reading.demonstrations.conversation_rows import (
+    ConversationRowError,
+    LeftOutError,
+    read_row,
+)
 
 CALL = {"id": "a", "type": "function", "function": {"name": "find", "arguments": '{"x": 1}'}}
 TOOL = {"name": "find", "description": "Finds.", "parameters": {"type": "object"}}
@@ -171,7 +175,7 @@ def test_a_row_without_a_grade_is_none() -> None:
     ],
 )
 def test_what_is_no_conversation_is_named(row: Any, reason: str) -> None:
-    with pytest.raises(RowError, match=reason):
+    with pytest.raises(ConversationRowError, match=reason):
         read_row(row, "file", "line 1")
 
 
@@ -186,7 +190,7 @@ def test_arguments_are_a_json_object_or_refused(arguments: Any) -> None:
     call = {"function": {"name": "find", "arguments": arguments}}
     message = {"role": "assistant", "tool_calls": [call]}
     if arguments:
-        with pytest.raises(RowError, match="arguments"):
+        with pytest.raises(ConversationRowError, match="arguments"):
             read_messages(message)
         return
     assert read_messages(message).turns[0].calls == (SaidCall("find", "{}"),)

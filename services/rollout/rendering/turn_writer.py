@@ -22,7 +22,7 @@ _QUESTION = PromptFacts("QUESTION", "", {})
 
 
 @dataclass(frozen=True, slots=True)
-class SampledTurn:
+class WrittenTurn:
     """The tokens of a turn, as the dialect reads them; `fault` is the reason why they are not what
     was said, "" if they are."""
 
@@ -31,7 +31,7 @@ class SampledTurn:
     fault: str
 
 
-class TurnSampler:
+class TurnWriter:
     """Finds the tokens of turns in one dialect.
 
     A turn is rendered after a short prompt, as the last one: so it does not depend on its place in
@@ -44,16 +44,16 @@ class TurnSampler:
         # The newest toolbox and its prompt: the turns of a conversation have one.
         self._known: tuple[Sequence[Tool], list[int]] | None = None
 
-    def sample(
+    def write(
         self, before: NDArray[np.int32], turn: PlayedTurn, tools: Sequence[Tool], *, ends: bool
-    ) -> SampledTurn:
+    ) -> WrittenTurn:
         """Return the tokens of a turn after those `before` it. If it `ends` the conversation
         without a call, it declares so where the dialect wants that. Raises TemplateError."""
         said, thought = turn.said.replace(DONE, "").strip(), turn.thought.strip()
         turn = replace(turn, said=said, thought=thought, replies=(), user="")
-        sampled = self._write(before, turn, tools)
-        if turn.calls or not ends or sampled.fault or sampled.read.done:
-            return sampled
+        written = self._write(before, turn, tools)
+        if turn.calls or not ends or written.fault or written.read.done:
+            return written
         declared = self._write(before, replace(turn, said=f"{said}\n{DONE}".strip()), tools)
         if declared.fault or declared.read.done:
             return declared
@@ -61,10 +61,10 @@ class TurnSampler:
 
     def _write(
         self, before: NDArray[np.int32], turn: PlayedTurn, tools: Sequence[Tool]
-    ) -> SampledTurn:
+    ) -> WrittenTurn:
         ids = self._write_tokens(turn, tools)
         read = self._dialect.parse_turn(before, ids, tools)
-        return SampledTurn(ids, read, self._find_fault(ids, turn, read))
+        return WrittenTurn(ids, read, self._find_fault(ids, turn, read))
 
     def _prompt_of(self, tools: Sequence[Tool]) -> list[int]:
         if self._known is None or self._known[0] is not tools:
