@@ -21,14 +21,16 @@ def needed_services(tables: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def unused_at_first(tables: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the services that a run has no use for until its warm start ends: all but the learner,
-    unless the policy is evaluated before."""
+    """Return the services that a run has no use for while it imitates: all but the learner, unless
+    the policy is evaluated before."""
     learner = tables.get(LEARNER)
-    if not isinstance(learner, Mapping) or not learner.get("warm_start"):
+    if not isinstance(learner, Mapping):
+        return ()
+    if not learner.get("warm_start") and learner.get("objective") != OBJECTIVE:
         return ()
     evaluation: Any = learner.get("eval")
     sets: Any = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
     moments = [each.get("when", ["before"]) for each in sets or () if isinstance(each, Mapping)]
     if any("before" in each for each in moments):
         return ()
-    return tuple(service for service in SERVICES if service != LEARNER)
+    return tuple(service for service in needed_services(tables) if service != LEARNER)

@@ -106,6 +106,11 @@ def _find_problems(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[st
             "learner.temperature: vLLM scores prompts at temperature 1, whatever is asked, so the"
             " policy must sample there too; set it to 1"
         )
+    if config.top_k is not None:
+        yield (
+            "learner.top_k: the policy samples from a part of the vocabulary, and the teacher's"
+            " logprobs are over all of it; leave it out"
+        )
     if config.constant_groups != "mask":
         yield (
             f"learner.constant_groups: {config.constant_groups!r} leaves groups out that the"

@@ -52,10 +52,13 @@ LATER = {"sets": [{"name": "heldout", "tasks": "t.json", "when": ["during", "aft
         (WARM, (GATEWAY, ROLLOUT)),
         ({**WARM, "eval": LATER}, (GATEWAY, ROLLOUT)),
         ({**WARM, "eval": SETS}, ()),
+        ({"objective": "sft"}, ()),
+        ({"objective": "sft", "eval": SETS}, ()),
+        ({"objective": "sft", "eval": LATER}, (GATEWAY, ROLLOUT)),
         (7, ()),
     ],
 )
-def test_a_warm_start_uses_the_learner_alone_unless_the_base_is_evaluated(
+def test_imitation_uses_the_learner_alone_unless_the_base_is_evaluated(
     learner: Any, late: tuple[str, ...]
 ) -> None:
     assert unused_at_first({"learner": learner}) == late

@@ -77,6 +77,7 @@ def test_settings_of_distillation_need_a_teacher() -> None:
     ("values", "key"),
     [
         ({"temperature": 0.8}, r"learner\.temperature"),
+        ({"top_k": 40}, r"learner\.top_k: the policy samples from a part"),
         ({"constant_groups": "drop"}, r"learner\.constant_groups"),
         ({"policy": {"vision": {}}}, r"policy\.vision"),
         ({"engine": "tinker"}, r"learner\.engine"),
