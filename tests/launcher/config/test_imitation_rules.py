@@ -52,7 +52,6 @@ LATER = {"sets": [{"name": "heldout", "tasks": "t.json", "when": ["during", "aft
         (WARM, (GATEWAY, ROLLOUT)),
         ({**WARM, "eval": LATER}, (GATEWAY, ROLLOUT)),
         ({**WARM, "eval": SETS}, ()),
-        ({"objective": "sft"}, ()),
         ({"objective": "sft", "eval": SETS}, ()),
         ({"objective": "sft", "eval": LATER}, (GATEWAY, ROLLOUT)),
         (7, ()),
@@ -69,3 +68,4 @@ def test_a_spec_names_them_for_its_run() -> None:
     least = {"name": "none", "policy": {"model": "none", "max_model_len": 1}}
     assert read_spec({**least, "learner": WARM}).late_services == (GATEWAY, ROLLOUT)
     assert read_spec(least).late_services == ()
+    assert read_spec({**least, "learner": {"objective": "sft"}}).late_services == ()
