@@ -49,6 +49,7 @@ class WarmStartLoop:
         warm = stages.trainer.version >= self.imitation.last
         if stages.config.mode == "train" and not warm and not await self.imitation.run_steps():
             return False
+        stages.status.drop_metrics("sft/")
         return await self.training.run_loaded()
 
     async def _replay_step(self, plan: Plan) -> None:

@@ -44,6 +44,12 @@ class LearnerStatus:
     def enter_phase(self, phase: Phase) -> None:
         self.phase = phase
 
+    def drop_metrics(self, prefix: str) -> None:
+        """Forget what is measured no more: the metrics with this prefix."""
+        self.metrics = {
+            name: value for name, value in self.metrics.items() if not name.startswith(prefix)
+        }
+
     def update_metrics(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
         self.metrics.update(metrics)
         if step is not None:

@@ -132,17 +132,20 @@ async def test_the_status_names_the_phase_and_counts_all_steps(tmp_path: Path) -
     async with learner(tmp_path, config(tmp_path), ranks) as running:
         worker = FakeWorker(running.address)
         phases: list[str] = []
-        steps = 0
+        steps, metrics, losses = 0, dict[str, float](), list[float]()
         while "sampling" not in phases:
             status = await worker.groups.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
             phases += [status.phase] if status.phase not in phases else []
-            steps = status.step
+            steps, metrics = status.step, dict(status.metrics)
+            losses += [metrics["sft/loss"]] if "sft/loss" in metrics else []
             await asyncio.sleep(0.02)
         await worker.channel.close()
     assert [each for each in phases if each in ("imitating", "sampling")] == [
         *("imitating", "sampling")
     ]
     assert "training" not in phases
+    # What imitation measured is told while it lasts.
+    assert losses and not any(name.startswith("sft/") for name in metrics)
     assert (steps, running.runtime.config.total_steps) == (WARM, WARM + STEPS)
 
 
