@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from services.common.files.durable_files import replace_file
 from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
 from services.common.process.service_main import Runtime, run_service_process
 from services.common.rpc.errors import ConfigError
@@ -109,7 +110,8 @@ async def _learn(runtime: Runtime[FakeConfig], status: ReplicaStatus) -> None:
         if _held(config):
             continue
         step += 1
-        path.write_text(str(step))
+        # Whole, also if it is killed meanwhile.
+        replace_file(path, str(step).encode())
         status.phase, status.step, status.total_steps = "training", step, total
         status.metrics = figures
     if step >= total:

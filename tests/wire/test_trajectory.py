@@ -33,7 +33,6 @@ from services.common.domain.messages import (
 from services.common.domain.policy import PolicyId
 from services.common.domain.token_authors import Author, Span, policy_mask
 from services.common.domain.trajectory import (
-    MOST_CANDIDATES,
     MOST_MEDIA_BYTES,
     NO_CANDIDATE,
     Candidates,
@@ -54,6 +53,7 @@ from services.common.run_folder.trajectory_codec import (
     restore_trajectory,
     summary_json,
 )
+from services.common.spec.number_ranges import MOST_CANDIDATES
 from services.learner.api.decode import TrajectoryAssembler
 from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
 from services.learner.types import ExpertShape

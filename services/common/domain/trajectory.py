@@ -56,8 +56,6 @@ _NO_EXPERTS: Experts = np.zeros(0, np.uint8)
 # them; NO_CANDIDATE fills rows with fewer.
 Candidates = NDArray[np.int32]
 NO_CANDIDATE = -1
-# 256 bytes of a token, where its id and logprob are 8.
-MOST_CANDIDATES = 64
 _NO_CANDIDATES: Candidates = np.zeros(0, np.int32)
 
 

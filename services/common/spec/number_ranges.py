@@ -9,6 +9,8 @@ from pydantic import Field
 
 MOST_STEPS = 10_000_000
 MOST_TOKENS = 1_000_000_000
+# Tokens that one is sampled from: 256 bytes of it, where its id and logprob are 8.
+MOST_CANDIDATES = 64
 
 # A wait or a lifetime: above 0, at most a week.
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]

@@ -13,7 +13,6 @@ from flotilla.learner.v1 import trajectory_pb2
 from services.common.domain.messages import check_messages
 from services.common.domain.token_authors import Author, Span, policy_mask
 from services.common.domain.trajectory import (
-    MOST_CANDIDATES,
     MOST_MEDIA_BYTES,
     NO_CANDIDATE,
     Candidates,
@@ -25,6 +24,7 @@ from services.common.domain.trajectory import (
     join_parent,
 )
 from services.common.images.vision_family import VisionFamily
+from services.common.spec.number_ranges import MOST_CANDIDATES
 from services.learner.types import ExpertShape
 from services.wire.enums import SEQUENCE_CAUSES
 from services.wire.trajectory import decode_media

@@ -5,10 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.domain.trajectory import MOST_CANDIDATES
 from services.common.rpc.errors import ConfigError
 from services.common.spec.config import ConfigModel
-from services.common.spec.number_ranges import MOST_STEPS, Count, Seconds, Steps
+from services.common.spec.number_ranges import MOST_CANDIDATES, MOST_STEPS, Count, Seconds, Steps
 from services.common.spec.spec import ServiceConfig, SharedConfig
 from services.learner.config.alarms import AlarmsConfig
 from services.learner.config.algorithm import BEYOND_REWARDS, AlgorithmConfig

@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from services.common.domain.trajectory import MOST_CANDIDATES
 from services.common.images.vision_family import load_vision_family
 from services.common.models.expert_models import count_experts
 from services.common.models.text_only import add_to_python_path
 from services.common.process.child_environment import child_environment
 from services.common.rpc.errors import ConfigError
+from services.common.spec.number_ranges import MOST_CANDIDATES
 from services.common.spec.spec import PolicyConfig
 from services.common.text.redaction import is_secret_name, secret_values
 from services.rollout.adapters.adapter_targets import list_adapter_targets

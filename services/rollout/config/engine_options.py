@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.common.domain.trajectory import MOST_CANDIDATES
+from services.common.spec.number_ranges import MOST_CANDIDATES
 
 _ENGINE = "rollout.engine."
 # Set by keys that other parts of a run read too.

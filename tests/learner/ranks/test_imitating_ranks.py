@@ -4,9 +4,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from services.learner.ranks.local_ranks import LocalRanks
+from services.learner.ranks.protocol import read_tokens
 from services.learner.types import BatchScore
 from tests.learner.rank.test_trainer_imitation import demonstrations
 from tests.support.rank_configs import LEARNER, policy_config
@@ -27,8 +29,14 @@ async def train_and_score(
         await ranks.start_ranks(None)
         for step in range(1, 4):
             scores.append(await ranks.score_batch(replace(demonstrations(9), step=step)))
-            result = await ranks.train_step(demonstrations(step))
-            assert result.token_file is None
+            batch = demonstrations(step)
+            result = await ranks.train_step(batch)
+            assert result.token_file is not None
+            told = read_tokens(result.token_file).logprobs
+            result.token_file.unlink()
+            assert [len(each) for each in told] == [s.policy_mask.sum() for s in batch.sequences]
+            mean = -float(np.concatenate(told).mean())
+            assert mean == pytest.approx(result.metrics["policy/loss"], abs=1e-5)
             losses.append(result.metrics["policy/loss"])
     finally:
         await ranks.close()
