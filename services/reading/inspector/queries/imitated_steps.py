@@ -1,20 +1,19 @@
 """What a step imitated, from its dump: the journal holds only attempts that the run played."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from services.common.domain.attempts import AttemptKey
+from services.common.domain.token_authors import Author
 from services.common.domain.trajectory import Facts, Trajectory
-from services.common.episodes.episode_rows import key_of_row, sequence_of_row
+from services.common.episodes.episode_rows import sequence_of_row
 from services.common.episodes.imitated_attempts import IMITATES
 from services.common.run_folder.dump_files import rollouts_path
 from services.reading.inspector.queries.group_rows import GroupRow, TryRow
 from services.reading.inspector.queries.run_folders import NotFoundError
+from services.reading.kept_episodes import DamagedDumpError, Row, read_dumped_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +59,21 @@ class ImitatedStep:
 
 def read_imitated(run_dir: Path, step: int) -> ImitatedStep:
     """Read what a step imitated. Raises NotFoundError if its dump is damaged."""
-    path = rollouts_path(run_dir, step)
-    if not path.exists():
-        return ImitatedStep(step, ())
     try:
-        with path.open(encoding="utf-8") as file:
-            return ImitatedStep(step, tuple(_read_row(json.loads(line)) for line in file))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = read_dumped_rows(rollouts_path(run_dir, step))
+        return ImitatedStep(step, tuple(_read_row(key, row) for key, row in rows.items()))
+    except (DamagedDumpError, OSError, ValueError, KeyError, TypeError) as error:
         raise NotFoundError(f"The dump of step {step} is damaged: {error}") from error
 
 
-def _read_row(data: Mapping[str, Any]) -> ImitatedSequence:
-    key = key_of_row(data)
+def _read_row(key: AttemptKey, data: Row) -> ImitatedSequence:
     [dumped] = data["sequences"]
     sequence, known = sequence_of_row(dumped), dumped["trainer_logprobs"]
     values = [value for value in known or () if value is not None]
     task_key, reward, trained = str(data["task_key"]), float(data["reward"]), len(sequence.logprobs)
     row = TryRow(
         *(key.group_id, key.attempt_index, key.attempt_try, reward),
-        *("", "", 0.0, len([run for run in sequence.spans if run.author == "policy"])),
+        *("", "", 0.0, len([run for run in sequence.spans if run.author is Author.POLICY])),
         *(0, 0, 0, len(sequence.token_ids), trained, 0.0),
     )
     detail = str(data["detail"])
