@@ -5,7 +5,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -93,6 +93,12 @@ def given_keys(table: ConfigModel) -> list[str]:
     fields: Mapping[str, Any] = type(table).model_fields
     given = sorted(table.model_fields_set)
     return [key for key in given if getattr(table, key) != fields[key].get_default()]
+
+
+def refuse_problems(head: str, problems: Iterable[str]) -> None:
+    """Raise ConfigError with a line for each problem below `head`, if there are any."""
+    if found := list(problems):
+        raise ConfigError("\n  ".join([head, *found]))
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

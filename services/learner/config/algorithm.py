@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.common.domain.attempts import REWARD_NAME, StopReason
-from services.common.spec.config import ConfigModel, did_you_mean
+from services.common.spec.config import ConfigModel, did_you_mean, given_keys
 from services.common.spec.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
 
 # Largest bound for a ratio.
@@ -181,7 +181,7 @@ class DistillationConfig(ConfigModel):
                 " to the number of the teacher's likeliest tokens, for example 16"
             )
         # Ranks read the whole table again, with all defaults.
-        if self.beta != 0.5 and self.divergence != "jsd":
+        if "beta" in given_keys(self) and self.divergence != "jsd":
             raise ValueError('beta: only divergence = "jsd" mixes; leave it out')
         return self
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import given_keys
+from services.common.spec.config import given_keys, refuse_problems
 from services.common.spec.spec import PolicyConfig
 from services.learner.config.lora import ALL_LINEAR
 
@@ -38,10 +37,7 @@ def check_hosted(config: "LearnerConfig", policy: PolicyConfig) -> None:
         *_algorithm_problems(config.algorithm),
         *_ignored_problems(config),
     ]
-    if problems:
-        raise ConfigError(
-            "\n  ".join(['learner.engine = "tinker" does not work with this spec:', *problems])
-        )
+    refuse_problems('learner.engine = "tinker" does not work with this spec:', problems)
 
 
 def _policy_problems(policy: PolicyConfig) -> Iterator[str]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, given_keys
+from services.common.spec.config import ConfigModel, given_keys, refuse_problems
 from services.common.spec.number_ranges import Count, Steps
 from services.common.spec.spec import PolicyConfig
 
@@ -75,18 +74,14 @@ _SHARED = ("reduction", "norm_tokens")
 
 def check_imitation(config: "LearnerConfig", policy: PolicyConfig) -> None:
     """Raise ConfigError with everything that SFT lacks, or that would be ignored."""
-    problems = [*_find_problems(config, policy)]
-    if problems:
-        raise ConfigError(
-            "\n  ".join(['learner.objective = "sft" does not work with this spec:', *problems])
-        )
+    head = 'learner.objective = "sft" does not work with this spec:'
+    refuse_problems(head, _find_problems(config, policy))
 
 
 def check_warm_start(config: "LearnerConfig", policy: PolicyConfig) -> None:
     """Raise ConfigError with everything that a warm start does not work with."""
-    if problems := [*_find_unimitated(config, policy)]:
-        head = "learner.warm_start does not work with this spec:"
-        raise ConfigError("\n  ".join([head, *problems]))
+    head = "learner.warm_start does not work with this spec:"
+    refuse_problems(head, _find_unimitated(config, policy))
 
 
 def _find_problems(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[str]:

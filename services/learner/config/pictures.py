@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from services.common.rpc.errors import ConfigError
+from services.common.spec.config import refuse_problems
 from services.common.spec.spec import PolicyConfig, VisionConfig
 
 if TYPE_CHECKING:
@@ -14,10 +14,8 @@ def check_pictures(config: "LearnerConfig", policy: PolicyConfig) -> None:
     """Raise ConfigError with everything that ranks do not train on pictures."""
     if policy.vision is None:
         return
-    if problems := list(_find_problems(config, policy, policy.vision)):
-        raise ConfigError(
-            "\n  ".join(["policy.vision: ranks train on pictures, but not with:", *problems])
-        )
+    problems = _find_problems(config, policy, policy.vision)
+    refuse_problems("policy.vision: ranks train on pictures, but not with:", problems)
 
 
 def _find_problems(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, given_keys
+from services.common.spec.config import ConfigModel, given_keys, refuse_problems
 from services.common.spec.number_ranges import Seconds
 from services.common.spec.spec import PolicyConfig
 
@@ -92,8 +91,7 @@ def check_teacher(config: "LearnerConfig", policy: PolicyConfig) -> None:
         ]
     else:
         problems = [*_find_problems(config, policy)]
-    if problems:
-        raise ConfigError("\n  ".join(["distillation does not work with this spec:", *problems]))
+    refuse_problems("distillation does not work with this spec:", problems)
 
 
 def _find_problems(config: "LearnerConfig", policy: PolicyConfig) -> Iterator[str]:
