@@ -145,7 +145,8 @@ async def test_a_killed_gateway_loses_at_most_the_episodes_that_had_not_ended(
         async with rpc.channel(address, token=TOKEN) as channel:
             await open_episode(EpisodeServiceStub(channel), 1)
             files = recorded / "recording" / "episodes"
-            await until(lambda: len(list(files.iterdir())) >= 2)
+            # Written, not only made: a file is empty until its first line is there.
+            await until(lambda: sum(file.stat().st_size > 0 for file in files.iterdir()) >= 2)
         process.kill()
         await process.wait()
     async with serving_process(replayed, REPLAY.format(run=recorded)) as (_, address):
