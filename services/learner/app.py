@@ -143,6 +143,7 @@ async def _serve_and_train(
     async with runtime.serving(_build_server(runtime, vendors, state, limits)) as serving:
 
         def accept_calls(info: ModelInfo) -> None:
+            runtime.config.check_vocabulary(info.vocab_size)
             longest = runtime.shared.policy.max_model_len
             limits.set_result(TokenLimits(info.vocab_size, longest, info.experts, vendors.vision))
             serving.set_serving(True)

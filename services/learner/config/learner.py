@@ -326,6 +326,20 @@ class LearnerConfig(ServiceConfig):
             return self
         return self.model_copy(update={"guard": self.guard.model_copy(update={"mode": "off"})})
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises ConfigError if the model has no more tokens than the likeliest ones that are asked
+        for: engines then answer with fewer, or refuse each attempt."""
+        asked = {
+            "learner.top_k": self.top_k or 0,
+            "learner.algorithm.distillation.top_k": self.algorithm.distillation.top_k,
+        }
+        for key, count in asked.items():
+            if count >= vocab_size:
+                raise ConfigError(
+                    f"{key}: {count}, but policy.model has only {vocab_size} tokens in all; lower"
+                    " it, or leave it out"
+                )
+
     @property
     def imitation(self) -> ImitationConfig | None:
         """What the run imitates, in all of its steps or in the first ones."""

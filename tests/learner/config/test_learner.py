@@ -26,6 +26,19 @@ def test_top_k_holds_alone_or_with_top_p_and_all_of_top_p_is_none() -> None:
     assert (parse(top_p=1.0).top_k, parse().top_p) == (None, 1.0)
 
 
+def test_as_many_candidates_as_the_model_has_tokens_are_refused_with_its_number() -> None:
+    parse(top_k=40).check_vocabulary(41)
+    parse().check_vocabulary(2)
+    with pytest.raises(ConfigError, match=r"learner\.top_k: 40, but policy\.model has only 40"):
+        parse(top_k=40).check_vocabulary(40)
+    shared = {"divergence": "forward_kl", "top_k": 64, "alone": True}
+    taught = parse(
+        teacher={"url": "http://127.0.0.1:1/v1", "model": "t"}, algorithm={"distillation": shared}
+    )
+    with pytest.raises(ConfigError, match=r"distillation\.top_k: 64, but .* only 50 tokens"):
+        taught.check_vocabulary(50)
+
+
 @pytest.mark.parametrize("keys", [{"top_k": 1}, {"top_k": 65}, {"top_k": 0}, {"top_p": 0.0}])
 def test_candidates_out_of_bounds_are_refused(keys: dict[str, float]) -> None:
     (name,) = keys
