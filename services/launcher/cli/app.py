@@ -17,6 +17,7 @@ from services.launcher.cli import (
     eval_commands,
     reading_commands,
     remote_commands,
+    result_commands,
     tool_commands,
 )
 from services.launcher.cli.options import (
@@ -221,6 +222,7 @@ def plan(
 
 # Added here because `--help` lists commands in this order.
 reading_commands.add_reading_commands(app)
+result_commands.add_result_commands(app)
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""Commands for tasks: `flotilla data prepare`, `check`, `collect`, `show`, `stats` and `diff`."""
+"""Commands for tasks: `flotilla data prepare`, `check`, `collect`, `play`, `show`, `stats` and
+`diff`."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -32,6 +33,7 @@ def add_data_commands(app: typer.Typer) -> None:
         data.command(name=name)(command)
     data.command(name="check", context_settings=OVERRIDES)(data_check)
     data.command(name="collect", context_settings=OVERRIDES)(data_collect)
+    data.command(name="play", context_settings=OVERRIDES)(data_play)
     app.add_typer(data)
 
 
@@ -391,6 +393,31 @@ def data_collect(
     rules = command.Rules(min_graded, min_pass_rate, max_pass_rate)
     options = command.CollectOptions(sources, out, rules, concurrency, retry=retry_ungraded)
     raise typer.Exit(command.collect_tasks(options, wish))
+
+
+def data_play(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec; only its [env_gateway] is used.")],
+    tasks: Annotated[Path, typer.Argument(help="Task file.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="JSON lines file to create, or to add to.")
+    ],
+    key: Annotated[str, typer.Option("--key", help="Play only this task.")] = "",
+) -> None:
+    """Play tasks by hand, and keep what passes as demonstrations.
+
+    Of each task the prompt and the tools are shown. A line is a call of a tool, a name with a JSON
+    object or with words NAME=VALUE, whose answer is shown; `/done TEXT` ends the task with a final
+    answer, and has it graded. What earns reward 1 is added to FILE, which `flotilla sft SPEC --from
+    FILE` reads; calls that reached no tool are left out. Tasks that FILE has are not played again.
+
+    Options such as `--env_gateway.backend=...` override the spec. Exit code: 0; 1 if an environment
+    does not open; 2 for a bad spec; 130 after Ctrl-C.
+    """
+    from services.launcher.cli import data_play as command
+
+    wish = command.HandPlay(spec, context.args, tasks, key, out)
+    raise typer.Exit(command.play_tasks(wish))
 
 
 Tasks = Annotated[Path, typer.Argument(help="Task file, or folder of `data prepare`.")]

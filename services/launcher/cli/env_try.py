@@ -2,7 +2,6 @@
 gateway of its own."""
 
 import asyncio
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +17,13 @@ from services.common.rpc.errors import ConfigError
 from services.common.tasks.task_files import TaskFileError, read_objects
 from services.common.text.printable_text import make_visible
 from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
-from services.launcher.cli.adapters.gateway_player import GatewayPlayer
+from services.launcher.cli.adapters.gateway_player import PERSON_S, GatewayPlayer
 from services.launcher.cli.adapters.model_play import ModelPlay, play_tasks
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
 from services.launcher.cli.command_runner import FAILED, OK, report_error
 from services.launcher.cli.standard_input import open_standard_input, read_line
 from services.launcher.cli.terminal import CommandError, Terminal
+from services.launcher.cli.typed_calls import parse_call
 from services.launcher.config.backend_tables import backend_of
 from services.launcher.doctor.adapters.trial_episode import (
     NotOpenedError,
@@ -53,10 +53,8 @@ _PASSED_UNTOUCHED = (
     " keep what earlier episodes wrote?"
 )
 _OVERRIDDEN = "warning  --answer replaces the answer of submit_final_answer in the grade"
-_DAY_S = 86_400
 _DESCRIPTION_CHARS = 200
 _SUBMIT = "submit_final_answer"
-_CALL_PATTERN = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
 
 
 def env_try(
@@ -128,7 +126,7 @@ async def _play_by_hand(
         _show_ready(episode.ready, console)
         messages = [{"role": "user", "content": episode.ready.facts.prompt}]
         async with running_tasks(_keep_renewed(stub, request.worker_id, episode, console)):
-            calls = await _make_calls(stub, episode.episode_id, answer, console)
+            calls = await _make_calls(stub, episode, answer, console)
             header = pb.GradeHeader(episode_id=episode.episode_id, final_answer=answer)
             messages += calls
             grade = await grade_episode(stub, header, messages, _GRADE_S, episode.ready)
@@ -158,8 +156,7 @@ async def _open_with_progress(
     env_key = env_key_of(task)
     backend = backend_of(section, env_key) or "embedded"
     slow = is_slow(section, env_key)
-    # A person takes long; the gateway takes the most that it allows.
-    request.budget.FromSeconds(_DAY_S)
+    request.budget.FromSeconds(PERSON_S)
     try:
         return await open_episode(
             stub, request, limit_s=_OPEN_S, slow=slow, take_state=_make_state_printer(console)
@@ -197,37 +194,39 @@ def _argument_names(tool: pb.Tool) -> Sequence[str]:
 
 
 async def _make_calls(
-    stub: Any, episode_id: str, final_answer: str | None, console: Terminal
+    stub: Any, episode: pb.OpenEpisodeResponse, final_answer: str | None, console: Terminal
 ) -> list[dict[str, str]]:
     """Make the calls from standard input; return the conversation."""
     messages: list[dict[str, str]] = []
     if sys.stdin is not None and sys.stdin.isatty():
         console.print(
-            '\nenter one call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades'
+            '\nenter one call a line, such as  look {"at": "it"}  or  look at=it  ; Ctrl-D ends and'
+            " grades"
         )
-    number = 0
+    number, episode_id = 0, episode.episode_id
+    schemas = {tool.name: tool_schema(tool) for tool in episode.ready.tools}
     lines = open_standard_input()
     while line := await read_line(lines):
-        match = _CALL_PATTERN.fullmatch(line)
-        if match is None:
-            console.print(f"not a call: {line}  (write a name, then a JSON object)")
+        call = parse_call(line, schemas)
+        if call is None:
+            console.print(f"not a call: {line}  (write a name, then a JSON object or NAME=VALUE)")
             continue
         request = pb.CallToolRequest(
             episode_id=episode_id,
             call_seq=number,
-            name=match["name"],
-            arguments_json=match["arguments"] or "{}",
+            name=call.name,
+            arguments_json=call.arguments,
         )
         number += 1
         answer = await stub.CallTool(request, timeout=_CALL_S)
         texts = [await read_part(stub, episode_id, part) for part in answer.parts]
-        console.print(f"{match['name']}: {outcome_name(answer)}", *texts)
+        console.print(f"{call.name}: {outcome_name(answer)}", *texts)
         messages += [
             {"role": "assistant", "content": line},
             {"role": "tool", "content": "\n".join(texts)},
         ]
         if answer.done:
-            if final_answer is not None and match["name"] == _SUBMIT:
+            if final_answer is not None and call.name == _SUBMIT:
                 console.print(_OVERRIDDEN)
             break
     return messages

@@ -3,15 +3,13 @@
 import hashlib
 import json
 import re
-import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from services.common.files.durable_files import sha256_of
 from services.common.files.scratch_folders import scratch_folder
-from services.common.process.child_environment import child_environment
-from services.launcher import learner_programs
+from services.launcher.cli.exported_models import export_run
 from services.launcher.cli.run_source import NEWEST, find_run_dir
 from services.launcher.cli.terminal import CommandError
 from services.launcher.cli.train_report import MODEL_FOLDER
@@ -56,16 +54,7 @@ def find_model(text: str, runs: Path) -> Generator[str]:
         return
     with scratch_folder() as (scratch, _):
         out = scratch / MODEL_FOLDER
-        wanted = [] if step is None else ["--step", str(step)]
-        command = learner_programs.learner_command(
-            learner_programs.EXPORT, str(run_dir), "--out", str(out), *wanted
-        )
-        # What it prints is no part of this command's JSON.
-        done = subprocess.run(
-            command, check=False, env=child_environment(ours=True), stdout=subprocess.PIPE
-        )
-        if done.returncode:
-            raise CommandError(f"the model of {text} cannot be exported, see above")
+        export_run(run_dir, step, out)
         yield str(out)
 
 

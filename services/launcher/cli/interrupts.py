@@ -62,11 +62,11 @@ class Interrupts:
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; on the first Ctrl-C cancel it and raise InterruptedByUserError."""
-        return await _cancel_on_event(self.first, work)
+        return await cancel_on_event(self.first, work)
 
     async def unless_interrupted_twice(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; on the second Ctrl-C cancel it and raise InterruptedByUserError."""
-        return await _cancel_on_event(self.second, work)
+        return await cancel_on_event(self.second, work)
 
 
 def _terminal_descriptors() -> Iterator[int]:
@@ -75,7 +75,8 @@ def _terminal_descriptors() -> Iterator[int]:
             yield stream.fileno()
 
 
-async def _cancel_on_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; on the event cancel it and raise InterruptedByUserError."""
     async with running_tasks(work) as (task,):
         if await wait_unless(event, task):
             return task.result()

@@ -11,7 +11,7 @@ from services.launcher.state import RunState
 
 def add_reading_commands(app: typer.Typer) -> None:
     reading = (status, runs, logs, show, inspect, analyze, report)
-    for command in (*reading, export, export_trajectories):
+    for command in (*reading, export_trajectories):
         app.command()(command)
 
 
@@ -323,31 +323,6 @@ def analyze(
     asked = command.JudgeChoice(judge, judge_model, judge_key_env, judge_calls) if judge else None
     chosen = command.AnalysisChoice(step, rules, asked)
     raise typer.Exit(command.analyze(run, runs, chosen, as_json=as_json))
-
-
-def export(
-    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to create; must not exist.")],
-    step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, help="Step of the checkpoint. Default: the newest."),
-    ] = None,
-    adapters: Annotated[
-        bool, typer.Option("--adapters", help="Write only the adapters of learner.lora, for PEFT.")
-    ] = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Write the model of a run in Hugging Face's format, for transformers and vLLM.
-
-    Includes the tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` verifies
-    it. A completed run already has its final model in `runs/RUN_ID/model`. Adapters of
-    `learner.lora` are merged, unless `--adapters` selects only them.
-
-    Reads the run's files, so run it on the launcher's machine; FLOTILLA_LAUNCHER has no effect.
-    """
-    from services.launcher.cli import export as command
-
-    raise typer.Exit(command.export_model(run, step, out, runs, adapters=adapters))
 
 
 def export_trajectories(

@@ -37,10 +37,10 @@ def write_report(names: Sequence[str], runs: Path, out: Path | None) -> int:
         raise ConfigError("name the folder of a report about several runs with --out")
     place = out or folders[0] / "report"
     place.mkdir(parents=True, exist_ok=True)
-    found = [read_run(folder, _ask_ledger(folder.name, runs)) for folder in folders]
+    found = [read_run(folder, ask_ledger(folder.name, runs)) for folder in folders]
     title = f"Run {found[0].run_id}" if len(found) == 1 else f"{len(found)} runs, compared"
     curves = _draw_curves(place / _CURVES, found)
-    sections = build_sections(found, curves, _installed_versions())
+    sections = build_sections(found, curves, installed_versions())
     writer = str(own_version())
     files = {
         "report.md": render_markdown(title, sections, writer),
@@ -65,7 +65,7 @@ def _draw_curves(path: Path, found: Sequence[ReportedRun]) -> Section:
     return Section("Curves", picture=picture, picture_file=path.name)
 
 
-def _ask_ledger(run_id: str, runs: Path) -> dict[str, str]:
+def ask_ledger(run_id: str, runs: Path) -> dict[str, str]:
     """Return what the ledger knows of a run's course; nothing if it does not know the run."""
     try:
         run = codec.run_to_pb(find_local_run(run_id, runs), runs)
@@ -83,7 +83,8 @@ def _ask_ledger(run_id: str, runs: Path) -> dict[str, str]:
     return {name: text for name, text in known.items() if text}
 
 
-def _installed_versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Return the versions of what a run is made of, where this program is."""
     found = {"Python": python_version()}
     for name in _LIBRARIES:
         try:

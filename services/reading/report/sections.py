@@ -44,6 +44,20 @@ def build_sections(runs: Runs, curves: Section, libraries: Mapping[str, str]) ->
     return found if lacking else found[1:]
 
 
+def build_card_sections(run: ReportedRun, libraries: Mapping[str, str]) -> list[Section]:
+    """Return what a page about one run's model tells of it: its evaluations, its data, what it is
+    made with, and how to make it again."""
+    runs = [run]
+    comparison = _compare_evaluations(runs)
+    return [
+        *_list_evaluations(runs),
+        *([comparison] if comparison.rows else []),
+        _side_by_side("Data", "", [_describe_data(run)], runs),
+        _list_versions(runs, libraries),
+        *_show_reproduction(run),
+    ]
+
+
 def _side_by_side(
     title: str, text: str, columns: Sequence[Mapping[str, str]], runs: Runs
 ) -> Section:

@@ -37,6 +37,14 @@ def is_url(model: str) -> bool:
     return model.startswith(_URL)
 
 
+def split_vllm_args(text: str) -> list[str]:
+    """Return the words of `--vllm-args`. Raises CommandError."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise CommandError(f"--vllm-args: {error}") from error
+
+
 @asynccontextmanager
 async def open_model(
     chosen: ChosenModel, console: Terminal, patience: Patience = PATIENCE
@@ -46,10 +54,7 @@ async def open_model(
     def show_progress(text: str) -> None:
         console.print(text, style="dim")
 
-    try:
-        options = shlex.split(chosen.vllm_args)
-    except ValueError as error:
-        raise CommandError(f"--vllm-args: {error}") from error
+    options = split_vllm_args(chosen.vllm_args)
     url, key, socket = chosen.model, os.environ.get(chosen.key_env, "").strip(), None
     async with AsyncExitStack() as stack:
         if not is_url(url):

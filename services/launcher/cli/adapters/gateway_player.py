@@ -33,6 +33,8 @@ _CALL_S = 120.0
 _SLACK_S = 2.0
 _GRADE_S = 300.0
 _CLOSE_S = 30.0
+# A person takes long; the gateway takes the most that it allows.
+PERSON_S = 86_400
 # Of a call, and of a final answer: more fits into no message (rpc_options.py).
 _MOST_BYTES = 2**20
 _LOST = (
@@ -97,17 +99,23 @@ class GatewayEpisode:
 
 class GatewayPlayer:
     """An `EpisodePlayer` at a gateway; `section` is its table of the spec, and `who` the name that
-    its episodes have in the gateway's log."""
+    its episodes have in the gateway's log. With a `budget_s` they may last so long, if the gateway
+    allows it."""
 
-    def __init__(self, stub: Any, section: Mapping[str, Any], who: str) -> None:
+    def __init__(
+        self, stub: Any, section: Mapping[str, Any], who: str, budget_s: int | None = None
+    ) -> None:
         self._stub = stub
         self._section = section
         self._who = who
+        self._budget_s = budget_s
 
     @asynccontextmanager
     async def open_episode(self, task: Mapping[str, Any]) -> AsyncGenerator[GatewayEpisode]:
         """Raises PlayError."""
         request = make_open_request(task, self._who)
+        if self._budget_s is not None:
+            request.budget.FromSeconds(self._budget_s)
         slow = is_slow(self._section, env_key_of(task))
         try:
             episode = await open_episode(self._stub, request, limit_s=_OPEN_S, slow=slow)

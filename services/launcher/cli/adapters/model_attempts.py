@@ -11,7 +11,7 @@ from services.reading.play.ports import EpisodePlayer, OfferedTool, OpenEpisode,
 
 # What a `no_grade` begins with that is the model's.
 ENDPOINT_FAILED = "the endpoint: "
-_DONE = "<done>"
+DONE = "<done>"
 
 
 class Model(Protocol):
@@ -77,15 +77,15 @@ async def _play_turns(
             if turn.cut:
                 attempt.stopped = "a turn was cut at the endpoint's limit of tokens"
                 return None
-            return turn.text.replace(_DONE, "").strip()
+            return turn.text.replace(DONE, "").strip()
         for call in turn.calls:
-            if await _make_call(episode, call, attempt):
+            if await make_call(episode, call, attempt):
                 return None
     attempt.stopped = f"{most_turns} turns were not enough"
     return None
 
 
-async def _make_call(episode: OpenEpisode, call: WrittenCall, attempt: ModelAttempt) -> bool:
+async def make_call(episode: OpenEpisode, call: WrittenCall, attempt: ModelAttempt) -> bool:
     """Make a call, add its result to the conversation, and return whether it ended the episode. An
     unknown tool or arguments that are no JSON object are the gateway's to refuse, and the model
     reads why."""

@@ -14,9 +14,10 @@ from services.common.process.own_version import own_version
 from services.common.run_folder.dump_files import json_line
 from services.reading.data.collect.budget import Prices
 from services.reading.data.collect.collection import Collection, SourceTask
+from services.reading.data.collect.demonstrations_file import demonstration_row
 from services.reading.data.collect.fates import Fate, Verdict
 from services.reading.data.collect.ledger import Ledger, Try
-from services.reading.data.collect.recorded_episodes import find_solution, to_message
+from services.reading.data.collect.recorded_episodes import find_solution
 from services.reading.data.dataset_folder import MANIFEST, Origin
 from services.reading.play.solutions import Solution, format_solutions
 
@@ -100,13 +101,10 @@ def _shortest_solution(collection: Collection, task: SourceTask) -> Solution:
 
 
 def _find_demonstrations(collection: Collection, task: SourceTask) -> Iterator[Mapping[str, Any]]:
-    """Yield the conversations of all tries that passed and whose replay did. Tools are JSON text,
-    as in other exports: their schemas differ, and a column has one type."""
+    """Yield the conversations of all tries that passed and whose replay did."""
     for one in _find_replayed(collection, task):
         said = collection.ledger.conversation_of(one)
-        messages = [to_message(each, number) for number, each in enumerate(said.messages)]
-        tools = json.dumps(said.tools or [])
-        yield {"key": task.key, "messages": messages, "tools": tools, "reward": one.reward}
+        yield demonstration_row(task.key, said.messages, said.tools, one.reward)
 
 
 def _describe(collection: Collection, task: SourceTask, verdict: Verdict) -> Mapping[str, Any]:
