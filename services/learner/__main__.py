@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.learner.dependencies import LearnerDependencies
     from services.learner.dumps.run_dumps import RunDumps
     from services.learner.hosted.hosted_ranks import HostedRanks
+    from services.learner.judge.group_judge import GroupJudge
     from services.learner.ranks.cluster import RayCluster
     from services.learner.ranks.local_ranks import LocalRanks
     from services.learner.teacher.adapters.hint_renderer import TemplateRenderer
@@ -71,11 +72,11 @@ async def _opened_dependencies(
     tracker = build_trackers(config.tracking, runtime.run_id, runtime.run_dir, runtime.spec)
     sinks = [JsonlAlarmSink(runtime.run_dir / ALARMS_FILE, runtime.run_id)]
     dumps, teacher = _build_dumps(runtime), _build_teacher(runtime, tokenizer.tokenizer_json)
-    hints = _build_hints(runtime)
+    hints, judge = _build_hints(runtime), _build_judge(runtime)
     async with AsyncExitStack() as ending:
         # Callbacks run last in, first out.
         ending.push_async_callback(asyncio.to_thread, tracker.close)
-        for part in (sender, weights, cluster, ranks, dumps, teacher):
+        for part in (sender, weights, cluster, ranks, dumps, teacher, judge):
             if part is not None:
                 ending.push_async_callback(part.close)
         address = await weights.start_process(server_config_of(runtime))
@@ -83,7 +84,7 @@ async def _opened_dependencies(
         store, export = _open_remote_store(runtime), None if hosted else _make_exporter(policy)
         yield LearnerDependencies(
             *(ranks, tracker, tokenizer, weights, address, store, sinks, export, cluster),
-            *(sender, dumps or Dumps(), vision, teacher, hints),
+            *(sender, dumps or Dumps(), vision, teacher, hints, judge),
         )
 
 
@@ -201,6 +202,22 @@ def _build_hints(runtime: Runtime[LearnerConfig]) -> "TemplateRenderer | None":
     from services.learner.teacher.adapters.hint_renderer import TemplateRenderer
 
     return TemplateRenderer(teacher.hint, runtime.shared.policy)
+
+
+def _build_judge(runtime: Runtime[LearnerConfig]) -> "GroupJudge | None":
+    """Return who compares the attempts of the run's groups, if anybody does. Raises ConfigError."""
+    config, policy = runtime.config.judge, runtime.shared.policy
+    if config is None or runtime.config.mode == "eval":
+        return None
+    from services.common.adapters.token_text import NoTokenizerError, load_decoder
+    from services.learner.judge.adapters.chat_judge import ChatJudge
+    from services.learner.judge.group_judge import open_group_judge
+
+    try:
+        decode = load_decoder(policy.model, policy.revision)
+    except NoTokenizerError as error:
+        raise ConfigError(f"learner.judge: it reads the policy's text: {error}") from error
+    return open_group_judge(ChatJudge(config), config, decode)
 
 
 def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

@@ -21,6 +21,7 @@ from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.export import export_newest
 from services.learner.checkpoints.remote_target import remote_target_of
 from services.learner.checkpoints.remote_upload import Identity
+from services.learner.config.judge import check_judged_tasks, judged_environments
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.groups.dispatcher_start import start_dispatcher
@@ -70,6 +71,12 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: LearnerDependenc
     shared = runtime.shared
     sees_pictures = shared.policy.vision is not None
     tasks, eval_sets = load_task_files(config, shared.seed, sees_pictures=sees_pictures)
+    check_judged_tasks(
+        config,
+        judged_environments(runtime.spec),
+        [task.env_key for task in tasks],
+        {each.config.name: [task.env_key for task in each.tasks] for each in eval_sets},
+    )
     try:
         journal = await asyncio.to_thread(open_journal, runtime.run_dir, runtime.run_id)
     except JournalError as error:
@@ -240,6 +247,7 @@ async def _run_with_helpers(
         state.guard.wait_for_mismatch(),
         state.checkpoints.wait_until_failed(),
         state.uploads.wait_until_fenced(),
+        *([] if state.judges is None else [state.judges.judge_groups()]),
         _export_metrics(export_metrics),
     )
     async with helpers as beside, running_tasks(run) as (main,):

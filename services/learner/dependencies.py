@@ -8,6 +8,7 @@ from services.common.images.vision_family import VisionFamily
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.alarms.ports import AlarmSink
 from services.learner.dumps.run_dumps import Dumps
+from services.learner.judge.group_judge import GroupJudge
 from services.learner.ports import (
     HintRenderer,
     Ranks,
@@ -45,6 +46,8 @@ class LearnerDependencies:
     teacher: Teacher | None = None
     # Renders what only that teacher is told, if it is told anything.
     hints: HintRenderer | None = None
+    # Compares the attempts of groups, if the run has one.
+    judge: GroupJudge | None = None
 
     @property
     def publication_servers(self) -> Sequence[SnapshotServer]:

@@ -1,5 +1,6 @@
 """Groups and their leases, as shared by the journal, the API and the rooms of the learner."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from services.common.domain.attempts import AttemptKey, Purpose
@@ -74,3 +75,24 @@ class EndedGroup:
     # Oldest version that wrote any of its tokens.
     oldest_version: int
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupVerdict:
+    """What a judge says about the attempts of a group that awaited it: the `scores` by attempt, or
+    none of them, for the reason `failure`.
+
+    `request_digest` is the SHA-256 of the first question, `answer` the text of the last answer;
+    `calls` and tokens are those of all."""
+
+    group_id: str
+    scores: Mapping[int, float] | None
+    failure: str
+    model: str
+    request_digest: bytes
+    answer: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    # From the first question to the last answer.
+    seconds: float

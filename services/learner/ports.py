@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,6 +192,51 @@ class Teacher(Protocol):
         self, token_ids: NDArray[np.int32], places: NDArray[np.int64]
     ) -> TeacherScores:
         """Score the tokens at `places`, each given those before it."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...
+
+
+class JudgeDownError(Exception):
+    """The judge gave no answer; the same question may get one later. `wait_s` is for how long it
+    wants none."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class UnusableAnswerError(Exception):
+    """The judge was asked, and its answer cannot be used; with `final`, nor will another. `answer`
+    is its text, if it has one."""
+
+    def __init__(self, message: str, answer: str = "", *, final: bool = False) -> None:
+        super().__init__(message)
+        self.answer = answer
+        self.final = final
+
+
+class JudgeRefusedError(ConfigError):
+    """The judge refuses every question, or may cost no more; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """What a judge wrote, and the tokens that it counts for it; 0 if it counts none."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Judge(Protocol):
+    """A language model that compares attempts."""
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], seed: int) -> JudgeAnswer:
+        """Ask once, for its likeliest answer. Raises JudgeDownError, UnusableAnswerError and
+        JudgeRefusedError."""
         ...
 
     async def close(self) -> None:

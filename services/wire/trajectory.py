@@ -54,10 +54,11 @@ def decode_trajectory(
     sequences: tuple[Sequence, ...],
     pictures: Mapping[str, bytes],
 ) -> Trajectory:
-    """Return the trajectory of a header; it has no reward and no failure if the header has neither.
+    """Return the trajectory of a header; it has no outcome if the header has none.
 
     Raises ValueError for an unknown reason of a missing grade, and for incomplete turns."""
     reward, failure, no_grade = _decode_outcome(header)
+    judged = header.WhichOneof("outcome") == "to_be_judged"
     return Trajectory(
         key=decode_key(header.key),
         lease_id=header.lease_id,
@@ -66,6 +67,7 @@ def decode_trajectory(
         reward=reward,
         failure=failure,
         no_grade=no_grade,
+        judged=judged,
         detail=header.detail,
         stop_reason=STOP_REASONS.find_member(header.stop_reason),
         partial_reward=header.partial_reward if header.HasField("partial_reward") else None,
@@ -136,7 +138,7 @@ def _outcome_fields(trajectory: Trajectory) -> _Fields:
         return {"no_grade": trajectory_pb2.NoGradeReason.Value(name)}
     if trajectory.failure is not None:
         return {"failure": FAILURE_KINDS.encode(trajectory.failure)}
-    return {}
+    return {"to_be_judged": {}} if trajectory.judged else {}
 
 
 def _decode_outcome(

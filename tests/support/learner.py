@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -37,6 +37,7 @@ from services.learner.app import run_learner
 from services.learner.config.learner import LearnerConfig
 from services.learner.dependencies import LearnerDependencies
 from services.learner.dumps.run_dumps import Dumps
+from services.learner.judge.group_judge import GroupJudge
 from services.learner.ports import HintRenderer, Ranks, RemoteStore, Teacher
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.call_metadata import with_metadata
@@ -80,16 +81,18 @@ def make_runtime(
     listen: str,
     run_id: str = "run",
     sees_pictures: bool = False,
+    judged: Sequence[str] = (),
 ) -> Runtime[LearnerConfig]:
     policy: dict[str, Any] = {"model": "m", "dtype": "float32", "max_model_len": 128}
     if sees_pictures:
         policy["vision"] = {}
     shared = {"name": "test", "policy": policy}
+    environments = {env: {"grading": "judge"} for env in judged}
     return Runtime(
         service="learner",
         config=config,
         shared=parse_config(SharedConfig, shared, where="test"),
-        spec=dict(shared),
+        spec={**shared, "env_gateway": {"environments": environments}},
         run_id=run_id,
         run_dir=tmp_path / "run",
         token=TOKEN,
@@ -123,11 +126,12 @@ async def learner(
     sees_pictures: bool = False,
     teacher: Teacher | None = None,
     hints: HintRenderer | None = None,
+    judge: GroupJudge | None = None,
+    judged: Sequence[str] = (),
 ) -> AsyncGenerator[RunningLearner]:
     address = free_address()
-    runtime = make_runtime(
-        tmp_path, config, listen=address, run_id=run_id, sees_pictures=sees_pictures
-    )
+    facts: dict[str, Any] = {"run_id": run_id, "sees_pictures": sees_pictures, "judged": judged}
+    runtime = make_runtime(tmp_path, config, listen=address, **facts)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
     vendors = LearnerDependencies(
@@ -140,6 +144,7 @@ async def learner(
         vision=vision,
         teacher=teacher,
         hints=hints,
+        judge=judge,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 # Largest absolute reward: a larger one could overflow a mean or a variance.
 MAX_REWARD = 1e6
+# Why the attempts of a group have no grade whose judge came to no verdict; only a learner says so.
+JUDGE_FAILED = "judge_failed"
 # Most named rewards of an attempt, and what a name is: also a part of a metric's.
 MOST_NAMED_REWARDS = 32
 REWARD_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -74,7 +76,8 @@ class NoGradeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A known `reward`, or the `reason` why it is unknown. `named_rewards` are further numbers that
+    """A known `reward`, or the `reason` why it is unknown, or neither, if a judge compares the
+    attempt with the others of its group (`to_be_judged`). `named_rewards` are further numbers that
     the verifier returned, each a reward of its own: a name that is missing is unknown.
 
     `suspicion` is a printed failure of a judge that did not count, because the policy may have
@@ -91,6 +94,7 @@ class Grade:
     suspicion: str = ""
     verifier_fault: bool = False
     named_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    to_be_judged: bool = False
 
     @property
     def is_known(self) -> bool:

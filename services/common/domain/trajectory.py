@@ -176,7 +176,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One try at one attempt. Exactly one of `reward` and `failure` is set (I12)."""
+    """One try at one attempt. Exactly one of `reward` and `failure` is set (I12), except while the
+    attempt waits for its group's verdict: then neither is, and `judged` is."""
 
     key: AttemptKey
     lease_id: str
@@ -186,6 +187,8 @@ class Trajectory:
     failure: FailureKind | None = None
     # Why the grade is unknown, if `failure` is NO_GRADE.
     no_grade: str = ""
+    # A judge compares it with the others of its group: `reward` is the judge's score, if any.
+    judged: bool = False
     detail: str = ""
     stop_reason: StopReason | None = None
     partial_reward: float | None = None
@@ -209,6 +212,11 @@ class Trajectory:
     @property
     def is_graded(self) -> bool:
         return self.reward is not None
+
+    @property
+    def awaits_verdict(self) -> bool:
+        """True until the verdict on its group gives it a score, or none to anybody."""
+        return self.judged and self.reward is None and self.failure is None
 
     @property
     def end_reason(self) -> StopReason | FailureKind:

@@ -9,9 +9,9 @@ from services.common.files.table_dump import dump_command
 from services.common.process.own_version import own_version
 
 JOURNAL_FILE = "journal.sqlite"
-SCHEMA_VERSION = "8"
+SCHEMA_VERSION = "9"
 # Formats that are read; a learner that opens one brings it to the present one.
-READ_VERSIONS = ("6", "7", SCHEMA_VERSION)
+READ_VERSIONS = ("6", "7", "8", SCHEMA_VERSION)
 # Locked by the learner that writes the journal.
 LOCK = "journal.lock"
 # Key in the journal's meta: what the run started with, by name, as JSON.

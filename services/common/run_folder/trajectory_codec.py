@@ -64,6 +64,7 @@ def summary_json(trajectory: Trajectory) -> str:
         {
             "lease_id": trajectory.lease_id,
             "no_grade": trajectory.no_grade,
+            "judged": trajectory.judged,
             "detail": trajectory.detail,
             "stop_reason": trajectory.stop_reason,
             "partial_reward": trajectory.partial_reward,
@@ -110,6 +111,7 @@ def restore_trajectory(
         reward=reward,
         failure=FailureKind(failure) if failure else None,
         no_grade=data["no_grade"],
+        judged=data.get("judged", False),  # Not in format 8.
         detail=data["detail"],
         stop_reason=StopReason(data["stop_reason"]) if data["stop_reason"] else None,
         partial_reward=data["partial_reward"],

@@ -1,12 +1,13 @@
 """Rows of `trajectories`, converted to and from the learner's own types and verified on every
 read."""
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from services.common.domain.attempts import AttemptKey
+from services.common.domain.attempts import AttemptKey, FailureKind
 from services.common.domain.trajectory import Trajectory, digest_arrays
 from services.common.run_folder import trajectory_codec
 from services.common.run_folder.record_digests import DamagedRecordError, row_digest
@@ -54,6 +55,25 @@ def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> bool:
     if known != digest:
         raise ContentConflictError(f"other content is journaled under {key}")
     return False
+
+
+def put_outcome(
+    db: sqlite3.Connection, key: AttemptKey, reward: float | None, no_grade: str, detail: str
+) -> None:
+    """Give a try that awaits a verdict its score, or the reason for having none. Raises
+    DamagedRecordError if it differs from what was written.
+
+    The digest of its record remains that of what was submitted, so that a repeat is still one."""
+    trajectory_of(db, key)
+    failure = FailureKind.NO_GRADE if reward is None else None
+    where = (key.group_id, key.attempt_index, key.attempt_try)
+    row = db.execute(f"SELECT {_COLUMNS} FROM trajectories {_BY_KEY}", where).fetchone()
+    summary = json.loads(row[7]) | {"no_grade": no_grade, "detail": detail}
+    sealed = (*row[:3], reward, failure, *row[5:7], json.dumps(summary), row[8])
+    db.execute(
+        f"UPDATE trajectories SET reward = ?, failure = ?, summary = ?, row_digest = ? {_BY_KEY}",
+        (reward, failure, sealed[7], row_digest(sealed), *where),
+    )
 
 
 def put_tools(db: sqlite3.Connection, digest: str, tools: bytes) -> None:

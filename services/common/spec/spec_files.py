@@ -10,6 +10,7 @@ _KEYS = (
     ("env_gateway", "environments", "*", "verifier"),
     ("env_gateway", "servers", "*", "template"),
     ("rollout", "dialect", "chat_template"),
+    ("learner", "judge", "instructions"),
 )
 
 

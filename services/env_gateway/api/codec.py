@@ -96,6 +96,8 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
         response.no_grade.verifier_fault = grade.verifier_fault
     elif grade.reward is not None:
         response.reward = grade.reward
+    elif grade.to_be_judged:
+        response.to_be_judged.SetInParent()
     return response
 
 

@@ -183,8 +183,10 @@ async def _open_once(
 
 
 def _decode_grade(response: pb.GradeResponse) -> EpisodeGrade:
-    reason = _enum_name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
-    known = response.WhichOneof("grade") == "reward"
+    kind = response.WhichOneof("grade")
+    known, reason = kind == "reward", kind
+    if kind == "no_grade":
+        reason = _enum_name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
     return EpisodeGrade(
         reward=response.reward if known else None,
         partial_reward=response.partial_reward if response.HasField("partial_reward") else None,

@@ -37,14 +37,25 @@ class ScreenConfig(ConfigModel):
 class EnvironmentConfig(ConfigModel):
     """Overrides for one environment; unset fields take the section's values. `verifier` is a
     Python file that grades tasks without a verifier of their own. `servers` names the MCP servers
-    whose tools its tasks get, unless a task names its own; not needed if only one is configured."""
+    whose tools its tasks get, unless a task names its own; not needed if only one is configured.
+    With `grading = "judge"` no verifier runs, not even a task's own: `[learner.judge]` compares the
+    attempts of each group."""
 
     backend: BackendName | None = None
     servers: tuple[str, ...] = ()
     screen: ScreenConfig | None = None
     verifier: Path | None = None
+    grading: Literal["verifier", "judge"] = "verifier"
     max_episodes: Count | None = None
     max_calls: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_grades(self) -> "EnvironmentConfig":
+        if self.grading == "judge" and self.verifier is not None:
+            raise ValueError(
+                'verifier: it never runs with grading = "judge"; leave one of the two out'
+            )
+        return self
 
 
 class LimitsConfig(ConfigModel):
@@ -248,6 +259,11 @@ class EnvGatewayConfig(ConfigModel):
     def max_calls_of(self, env_key: str) -> int:
         environment = self.environments.get(env_key)
         return (environment and environment.max_calls) or self.limits.max_calls
+
+    def is_judged(self, env_key: str) -> bool:
+        """Return True if a judge compares the attempts of an environment's groups."""
+        environment = self.environments.get(env_key)
+        return environment is not None and environment.grading == "judge"
 
     def backend_of(self, env_key: str) -> SourceName:
         environment = self.environments.get(env_key)

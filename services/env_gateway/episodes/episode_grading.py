@@ -117,6 +117,8 @@ class EpisodeGrader:
         if why := await _find_end(job):
             session.mark_lost(why)
             return _lost_grade(why)
+        if self._config.is_judged(session.env_key):
+            return Grade(to_be_judged=True, attempts=0)
         return await self._verifiers.grade_final_state(job)
 
     def _make_job(

@@ -173,7 +173,7 @@ class Session:
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         grade = task.result()
-        return grade if grade.is_known else None
+        return grade if grade.is_known or grade.to_be_judged else None
 
     async def follow_states(self) -> AsyncGenerator[EpisodeState]:
         """Yield each state on entry, and again with each new trouble, up to READY or FAILED.

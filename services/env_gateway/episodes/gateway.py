@@ -160,7 +160,9 @@ class Gateway:
         return await self.calls.answer_call(session, call_seq, name, arguments_json, timeout_s)
 
     async def get_transcript_limit(self, session: Session) -> int:
-        """Return the limit of the transcript for the grade; 0 if the verifier reads none."""
+        """Return the limit of the transcript for the grade; 0 if none is read there."""
+        if self.config.is_judged(session.env_key):
+            return 0
         reads = await self._verifiers.reads_conversation(session.episode.spec.task)
         return self.config.limits.transcript_bytes if reads else 0
 

@@ -53,6 +53,7 @@ _PASSED_UNTOUCHED = (
     " keep what earlier episodes wrote?"
 )
 _OVERRIDDEN = "warning  --answer replaces the answer of submit_final_answer in the grade"
+_TO_BE_JUDGED = "to be judged: a run's [learner.judge] compares the attempts of a group"
 _DESCRIPTION_CHARS = 200
 _SUBMIT = "submit_final_answer"
 
@@ -243,6 +244,9 @@ def _show_grade(grade: pb.GradeResponse, console: Terminal) -> int:
         console.print(f"suspect  {line}")
     if grade.HasField("reward"):
         console.print(f"reward   {grade.reward:g}")
+        return OK
+    if grade.HasField("to_be_judged"):
+        console.print(_TO_BE_JUDGED)
         return OK
     console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}")
     return FAILED

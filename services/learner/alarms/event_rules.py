@@ -155,6 +155,48 @@ def teacher_verdict(*, bad: bool, cause: str = "", seconds: float = 0.0) -> Alar
     )
 
 
+def judge_down_verdict(*, bad: bool, cause: str = "", seconds: float = 0.0) -> AlarmVerdict:
+    """Return the verdict on a judge that gives no answers; cleared by its next one."""
+    return AlarmVerdict(
+        "judge_down",
+        ALL,
+        bad,
+        f"the judge has answered nothing for {seconds:.0f} s: {cause}"[:_CHARACTERS],
+        "Its groups wait, and go on with its next answer: see whether learner.judge.url serves",
+        seconds,
+        severity=Severity.ERROR,
+    )
+
+
+def judge_failing_verdict(*, bad: bool, cause: str = "", groups: int = 0) -> AlarmVerdict:
+    """Return the verdict on a judge whose answers name no scores; cleared by the next that do."""
+    return AlarmVerdict(
+        "judge_failing",
+        ALL,
+        bad,
+        f"the last {groups} groups have no verdict, and so no grades: {cause}"[:_CHARACTERS],
+        "See its answers in the table `verdicts` of the run's journal: choose a model that writes"
+        " the JSON asked for, shorten learner.judge.instructions, or raise learner.judge.max_tokens"
+        " or timeout_s",
+        float(groups),
+        severity=Severity.ERROR,
+    )
+
+
+def judge_budget_verdict(*, bad: bool, used: int = 0, most: int = 0) -> AlarmVerdict:
+    """Return the verdict on a judge's budget that is nearly used up."""
+    return AlarmVerdict(
+        "judge_budget",
+        ALL,
+        bad,
+        f"{used} of the run's {most} answers of the judge are used",
+        "The run stops when all are: raise learner.judge.max_calls then, and resume it with"
+        " --update",
+        float(used),
+        float(most),
+    )
+
+
 def damage_verdict(incident: Incident) -> AlarmVerdict:
     """Return the verdict on damage on disk. Never cleared: a person should look at it."""
     return AlarmVerdict(

@@ -159,9 +159,13 @@ def _extend(known: bytes | bytearray, piece: bytes) -> bytes | bytearray:
 def _check_trajectory(trajectory: Trajectory) -> None:
     if trajectory.reward is not None:
         _check_reward("reward", trajectory.reward)
-        _check_graded(trajectory)
+        _check_whole(trajectory)
+    elif trajectory.judged:
+        _check_whole(trajectory)
     elif trajectory.failure is None:
-        raise MalformedRequestError("exactly one of reward, no_grade and failure must be set")
+        raise MalformedRequestError(
+            "exactly one of reward, no_grade, failure and to_be_judged must be set"
+        )
     if trajectory.partial_reward is not None:
         _check_reward("partial_reward", trajectory.partial_reward)
     _check_named_rewards(trajectory.named_rewards)
@@ -195,7 +199,7 @@ def _check_named_rewards(rewards: Mapping[str, float]) -> None:
         _check_reward(f"named_rewards[{name!r}]", value)
 
 
-def _check_graded(trajectory: Trajectory) -> None:
+def _check_whole(trajectory: Trajectory) -> None:
     if trajectory.stop_reason is None or not trajectory.sequences:
         raise MalformedRequestError(
             "a graded attempt needs a stop reason and at least one sequence"

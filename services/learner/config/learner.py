@@ -21,6 +21,7 @@ from services.learner.config.imitation import (
     check_imitation,
     check_warm_start,
 )
+from services.learner.config.judge import JudgeConfig, check_judge
 from services.learner.config.lora import LoraConfig
 from services.learner.config.pictures import check_pictures
 from services.learner.config.rank import RankConfig
@@ -255,6 +256,9 @@ class LearnerConfig(ServiceConfig):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     # Who scores the policy's samples, for distillation; absent: nobody.
     teacher: TeacherConfig | None = None
+    # Who compares the attempts of a group, where no verifier can grade one by itself; absent:
+    # nobody.
+    judge: JudgeConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
     # Train adapters in place of the model; absent: all of its parameters.
@@ -367,6 +371,7 @@ class LearnerConfig(ServiceConfig):
         if self.warm_start is not None:
             check_warm_start(self, shared.policy)
         check_teacher(self, shared.policy)
+        check_judge(self, shared.policy)
         if self.objective == "sft":
             check_imitation(self, shared.policy)
         elif self.engine == "tinker":

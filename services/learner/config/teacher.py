@@ -1,7 +1,6 @@
 """The policy that a run is distilled from, `[learner.teacher]`, and what a run with one cannot ask
 for. Pure."""
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -10,12 +9,11 @@ from pydantic import Field, field_validator
 from services.common.spec.config import ConfigModel, given_keys, refuse_problems
 from services.common.spec.number_ranges import Seconds
 from services.common.spec.spec import PolicyConfig
+from services.learner.config.endpoints import EndpointUrl, KeyReference
 
 if TYPE_CHECKING:
     from services.learner.config.learner import LearnerConfig
 
-_URL = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
-_VARIABLE = re.compile(r"\$[A-Z][A-Z0-9_]*")
 # Keys of `[learner.algorithm]` that only rewards give a meaning.
 _OF_REWARDS = ("advantage", "rewards", "turn_coefficient", "critic")
 
@@ -43,11 +41,11 @@ class TeacherConfig(ConfigModel):
     `[learner.algorithm.distillation]`."""
 
     # Where its OpenAI-compatible API begins, such as http://10.0.0.7:8000/v1.
-    url: str
+    url: EndpointUrl
     # As the server calls it; absent: the first that it lists.
     model: str = ""
     # `$NAME` of the variable that holds the server's key; absent: it needs none.
-    api_key: str | None = None
+    api_key: KeyReference | None = None
     # Folder or hub id with the teacher's tokenizer.json, which must be the policy's, byte by byte;
     # absent: what the server says it serves.
     tokenizer: str | None = Field(default=None, min_length=1)
@@ -59,26 +57,6 @@ class TeacherConfig(ConfigModel):
     timeout_s: Seconds = 300.0
     # The alarm `teacher_down` is raised when no answer came for so long; the run waits on.
     patience_s: Seconds = 120.0
-
-    @field_validator("url")
-    @classmethod
-    def _url_is_of_an_endpoint(cls, url: str) -> str:
-        if not _URL.fullmatch(url):
-            raise ValueError(
-                "expected the URL of an endpoint, such as http://10.0.0.7:8000/v1, without user and"
-                " password"
-            )
-        return url.rstrip("/")
-
-    @field_validator("api_key")
-    @classmethod
-    def _key_is_a_reference(cls, key: str | None) -> str | None:
-        if key is not None and not _VARIABLE.fullmatch(key):
-            raise ValueError(
-                'name the variable that holds the key, as in api_key = "$TEACHER_API_KEY"; a key'
-                " has no place in a spec"
-            )
-        return key
 
 
 def check_teacher(config: "LearnerConfig", policy: PolicyConfig) -> None:

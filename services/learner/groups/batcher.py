@@ -52,10 +52,11 @@ class Batch:
 
     @property
     def outcomes(self) -> list[GroupOutcome]:
-        """Outcomes of all its groups, in draw order."""
+        """Outcomes of its graded groups, in draw order; judged ones have no passes to count."""
         return [
             GroupOutcome(g.spec.task.key, g.rewards)
             for g in sorted(self.all_groups, key=_draw_order)
+            if not g.is_judged
         ]
 
 

@@ -74,13 +74,20 @@ class Tally:
             counters.failures[str(failure)] += 1
         self._update_streak(spec.task.env_key, record)
         if spec.purpose is Purpose.TRAIN:
-            env = spec.task.env_key
-            counters.tries[env] += 1
-            if record.trajectory.failure is FailureKind.NO_GRADE:
-                counters.no_grade[env] += 1
-                counters.no_grade_words[env] = ": ".join(
-                    filter(None, _explain_failure(record.trajectory))
-                )
+            counters.tries[spec.task.env_key] += 1
+            self._count_no_grade(record, spec.task.env_key)
+
+    def count_judged(self, record: AttemptRecord, spec: GroupSpec) -> None:
+        """Count a try that was received before, once its group has a verdict."""
+        if failure := record.trajectory.failure:
+            self._counters.failures[str(failure)] += 1
+            self._count_no_grade(record, spec.task.env_key)
+
+    def _count_no_grade(self, record: AttemptRecord, env: str) -> None:
+        if record.trajectory.failure is FailureKind.NO_GRADE:
+            words = ": ".join(filter(None, _explain_failure(record.trajectory)))
+            self._counters.no_grade[env] += 1
+            self._counters.no_grade_words[env] = words
 
     def count_dropped(self, reason: str, group: ReadyGroup) -> None:
         self._counters.dropped_groups[reason] += 1

@@ -17,7 +17,11 @@ from services.common.telemetry.log import get_logger
 from services.learner.group_types import GroupSpec, Lease
 from services.learner.groups.batcher import Batch, Batcher
 from services.learner.groups.counters import Tally
-from services.learner.groups.graded_attempts import make_ended_group, make_record
+from services.learner.groups.graded_attempts import (
+    make_ended_group,
+    make_record,
+    why_verdict_is_void,
+)
 from services.learner.groups.group_endings import GroupEndings
 from services.learner.groups.lease_idempotency import DrainingError, LeaseAnswers, LeaseRequest
 from services.learner.groups.leases import LeaseBook
@@ -185,12 +189,16 @@ class GroupDispatcher:
             self.book.add_groups([spec])
             return
         self.book.restore_group(spec, loop_time())
-        ended = [
-            self.endings.take_record(
-                spec, make_record(t, dropped or self._provenance.why_unusable(spec, t.policies))
-            )
+        records = [
+            make_record(t, dropped or self._provenance.why_unusable(spec, t.policies))
             for t, dropped in stored.trajectories
         ]
+        if reason := why_verdict_is_void(records):
+            for record in records:
+                self.endings.records.add_record(record)
+            await self.endings.settle_groups(self.book.drop_groups([spec.group_id], reason))
+            return
+        ended = [self.endings.take_record(spec, record) for record in records]
         if stored.lease:
             lease_id, worker_id, incarnation, request_id = stored.lease
             self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), loop_time())

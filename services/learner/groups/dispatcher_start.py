@@ -57,6 +57,7 @@ async def start_dispatcher(
         max_requeues=config.max_requeues,
         opened=await journal.run_read(opened_environments),
     )
+    dispatcher.intake.judged = config.judge is not None
     await journal.drop_evals("eval_interrupted")
     if config.mode == "train":
         for stored in await journal.run_read(replaced_groups):

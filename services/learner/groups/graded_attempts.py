@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.common.domain.attempts import JUDGE_FAILED
 from services.common.domain.trajectory import Trajectory
 from services.learner.group_types import GroupSpec
+from services.learner.groups.open_groups import TOO_FEW_GRADED
 from services.learner.sampling.group_signal import has_signal
 
 
@@ -26,6 +28,11 @@ class AttemptRecord:
         return self.trajectory.reward is not None and not self.dropped
 
     @property
+    def counts(self) -> bool:
+        """True if it has a grade, or awaits its group's verdict."""
+        return self.is_graded or (self.trajectory.awaits_verdict and not self.dropped)
+
+    @property
     def spoils_group(self) -> bool:
         """True if no other attempt of its group may be used."""
         failure = self.trajectory.failure
@@ -34,7 +41,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """A complete group with its graded attempts, in order of attempt."""
+    """A complete group with its graded attempts, in order of attempt. Until its verdict is there,
+    those that await it are among them."""
 
     spec: GroupSpec
     graded: tuple[AttemptRecord, ...]
@@ -53,6 +61,15 @@ class ReadyGroup:
         return [r.trajectory.reward for r in self.graded if r.trajectory.reward is not None]
 
     @property
+    def is_judged(self) -> bool:
+        """True if a judge compares its attempts: their rewards say nothing about other groups."""
+        return any(record.trajectory.judged for record in self.graded)
+
+    @property
+    def awaits_verdict(self) -> bool:
+        return any(record.trajectory.awaits_verdict for record in self.graded)
+
+    @property
     def has_signal(self) -> bool:
         return has_signal(self.rewards)
 
@@ -68,6 +85,15 @@ def make_record(trajectory: Trajectory, dropped: str = "") -> AttemptRecord:
         newest_version=max(versions, default=None),
         dropped=dropped,
     )
+
+
+def why_verdict_is_void(records: Sequence[AttemptRecord]) -> str:
+    """Return why a group that an earlier start left with a verdict is dropped, if so: it has no
+    scores, or they compare an attempt that is not used any more."""
+    if any(record.trajectory.no_grade == JUDGE_FAILED for record in records):
+        return JUDGE_FAILED
+    scored = (each for each in records if each.trajectory.judged and each.trajectory.is_graded)
+    return TOO_FEW_GRADED if any(record.dropped for record in scored) else ""
 
 
 def make_ended_group(spec: GroupSpec, records: Sequence[AttemptRecord], now: float) -> ReadyGroup:

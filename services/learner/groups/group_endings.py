@@ -4,15 +4,16 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
+from services.common.domain.attempts import JUDGE_FAILED, AttemptKey, FailureKind, Purpose
+from services.common.domain.trajectory import Trajectory
 from services.common.rpc.deadlines import loop_time
 from services.common.run_folder.record_digests import CORRUPT
-from services.learner.group_types import EndedGroup, GroupSpec
+from services.learner.group_types import EndedGroup, GroupSpec, GroupVerdict
 from services.learner.groups.batcher import Batch, Batcher
 from services.learner.groups.counters import Tally
 from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.open_groups import TOOLS_CHANGED
+from services.learner.groups.open_groups import GRADING_CHANGED, TOO_FEW_GRADED, TOOLS_CHANGED
 from services.learner.groups.staleness import STALE
 from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.ungraded_tasks import UngradedTasks
@@ -38,15 +39,30 @@ class OpenAttempts:
         key = record.trajectory.key
         self._records.setdefault(key.group_id, {})[key] = record
 
-    def saw_other_tools(self, record: AttemptRecord) -> bool:
-        """Return True if a graded attempt was offered other tools than one of its group before."""
+    def why_unlike(self, record: AttemptRecord) -> str:
+        """Return why an attempt that counts cannot be compared with those of its group before, if
+        so: other tools, or graded where they are judged."""
+        group = self._records[record.trajectory.key.group_id].values()
+        others = [each.trajectory for each in group if each.counts]
         digest = record.trajectory.facts.tool_schema_digest
-        others = (
-            each.trajectory.facts.tool_schema_digest
-            for each in self._records[record.trajectory.key.group_id].values()
-            if each.is_graded
-        )
-        return any(other and digest and other != digest for other in others)
+        known = {each.facts.tool_schema_digest for each in others} - {""}
+        if digest and known - {digest}:
+            return TOOLS_CHANGED
+        if any(each.judged != record.trajectory.judged for each in others):
+            return GRADING_CHANGED
+        return ""
+
+    def settle_verdict(self, verdict: GroupVerdict) -> list[AttemptRecord]:
+        """Give the attempts of a group that await its verdict their scores, or none; return them
+        as they are now."""
+        own = self._records.get(verdict.group_id, {})
+        settled = {
+            key: replace(record, trajectory=_apply_verdict(record.trajectory, verdict))
+            for key, record in own.items()
+            if record.trajectory.awaits_verdict and not record.dropped
+        }
+        own.update(settled)
+        return list(settled.values())
 
     def make_ready_group(self, ended: EndedGroup, now: float) -> ReadyGroup:
         """Combine an ended group with the records received for it."""
@@ -66,7 +82,8 @@ class OpenAttempts:
 class GroupEndings:
     """Ends groups and removes them from the lease book.
 
-    `on_eval_group` receives the complete groups of evaluations."""
+    `on_eval_group` receives the complete groups of evaluations. In `unjudged` are those that await
+    a verdict, which `settle_verdict` settles."""
 
     book: LeaseBook
     batcher: Batcher
@@ -80,6 +97,7 @@ class GroupEndings:
     def __post_init__(self) -> None:
         self.records = OpenAttempts()
         self.on_eval_group: Callable[[ReadyGroup], None] = lambda _: None
+        self.unjudged: asyncio.Queue[EndedGroup] = asyncio.Queue()
 
     def take_record(self, spec: GroupSpec, record: AttemptRecord) -> EndedGroup | None:
         """Record the end of a try; return its group if that completed it."""
@@ -87,11 +105,11 @@ class GroupEndings:
         self.tally.count_received(record, spec)
         self.giving_up.note_attempt(spec, record, loop_time())
         drop = str(record.trajectory.failure) if record.spoils_group else ""
-        if record.is_graded and self.records.saw_other_tools(record):
-            drop = TOOLS_CHANGED
+        if record.counts:
+            drop = drop or self.records.why_unlike(record)
         return self.book.record_attempt(
             record.trajectory.key,
-            graded=record.is_graded,
+            graded=record.counts,
             oldest_version=record.oldest_version,
             drop=drop,
         )
@@ -104,6 +122,8 @@ class GroupEndings:
             ready = self.records.make_ready_group(group, loop_time())
             if group.reason:
                 requeued += self._drop_group(group.reason, ready)
+            elif ready.awaits_verdict:
+                self.unjudged.put_nowait(group)
             elif self._complete_group(ready):
                 filtered.append(group.group.group_id)
         dropped = [group for group in ended if group.reason]
@@ -114,6 +134,22 @@ class GroupEndings:
         if snapshot:
             self.fresh.mark_journaled(snapshot.drawn)
         self.book.add_groups(requeued)
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def settle_verdict(self, ended: EndedGroup, verdict: GroupVerdict) -> None:
+        """Settle a group whose verdict is journaled; without scores it is dropped."""
+        for record in self.records.settle_verdict(verdict):
+            self.tally.count_judged(record, ended.group)
+            self.giving_up.note_attempt(ended.group, record, loop_time())
+        if verdict.scores is None:
+            ended = replace(ended, graded=(), reason=JUDGE_FAILED)
+        await self.settle_groups([ended])
+
+    async def forget_damaged(self, ended: EndedGroup) -> None:
+        """Let go of a complete group that the journal holds damaged."""
+        self.tally.count_dropped(CORRUPT, self.records.make_ready_group(ended, loop_time()))
+        self.forget_groups([ended.group.group_id])
         async with self.changed:
             self.changed.notify_all()
 
@@ -164,7 +200,7 @@ class GroupEndings:
         if spec.purpose is Purpose.EVAL:
             # Its evaluation reports the task as missing.
             self.on_eval_group(replace(group, graded=()))
-        if reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
+        if reason not in (TOO_FEW_GRADED, JUDGE_FAILED) or spec.purpose is not Purpose.TRAIN:
             self.giving_up.forget_task(spec)
             return []
         open_since = self.book.open_since(spec.task.env_key)
@@ -185,3 +221,10 @@ class GroupEndings:
             # Frees only its slot: until a step has counted it, it may still become too old.
             self.book.free_groups([spec.group_id])
         return filtered
+
+
+def _apply_verdict(trajectory: Trajectory, verdict: GroupVerdict) -> Trajectory:
+    if verdict.scores is not None:
+        return replace(trajectory, reward=verdict.scores[trajectory.key.attempt_index])
+    failed = {"failure": FailureKind.NO_GRADE, "no_grade": JUDGE_FAILED}
+    return replace(trajectory, **failed, detail=verdict.failure)

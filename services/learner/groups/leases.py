@@ -18,6 +18,7 @@ from services.common.domain.policy import PolicyId
 from services.learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
 from services.learner.groups.group_queue import GroupQueue
 from services.learner.groups.open_groups import (
+    TOO_FEW_GRADED,
     AttemptProgress,
     LeaseLostError,
     LeaseRules,
@@ -307,7 +308,7 @@ class LeaseBook:
         group.complete = True
         needed = self.rules.min_group if group.spec.purpose is Purpose.TRAIN else 0
         if not reason and len(group.graded_keys) < needed:
-            reason = "too_few_graded"
+            reason = TOO_FEW_GRADED
         if reason:
             del self._groups[group.spec.group_id]
         oldest = group.oldest_version

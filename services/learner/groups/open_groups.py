@@ -7,6 +7,10 @@ from services.learner.group_types import GroupSpec, Lease
 
 # Reason for dropping a group whose graded attempts were offered different tools.
 TOOLS_CHANGED = "tools_changed"
+# Of which some were graded, and others await a verdict.
+GRADING_CHANGED = "grading_changed"
+# With fewer graded attempts than `min_group`.
+TOO_FEW_GRADED = "too_few_graded"
 
 
 class LeaseLostError(KeyError):

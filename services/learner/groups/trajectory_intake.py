@@ -4,6 +4,7 @@ lease book."""
 from dataclasses import dataclass
 
 from services.common.aio.background_tasks import BackgroundTasks
+from services.common.domain.attempts import Purpose
 from services.common.rpc.deadlines import loop_time
 from services.learner.group_types import SubmittedTry
 from services.learner.groups.graded_attempts import make_record
@@ -30,6 +31,8 @@ class TrajectoryIntake:
     journal: Journal
     provenance: Provenance
     endings: GroupEndings
+    # True if groups may await a verdict.
+    judged: bool = False
 
     def __post_init__(self) -> None:
         self._writes = BackgroundTasks()
@@ -53,8 +56,18 @@ class TrajectoryIntake:
         # Its lease may have ended while it was read.
         await self.admit_try(attempt)
         if attempt.leased:
+            self._check_judged(attempt)
             await self.provenance.judge_try(attempt)
         return await self._writes.run_shielded(self._store_try(attempt))
+
+    def _check_judged(self, attempt: SubmittedTry) -> None:
+        """Raise ValueError for a try that awaits a verdict which nobody will give."""
+        if not attempt.trajectory.judged:
+            return
+        if attempt.group.purpose is Purpose.EVAL:
+            raise ValueError("to_be_judged: a judge does not compare the attempts of evaluations")
+        if not self.judged:
+            raise ValueError("to_be_judged: this run has no judge; add [learner.judge]")
 
     async def _store_try(self, attempt: SubmittedTry) -> Receipt:
         """Journal a try, and record it in the book if it is new; without a lease it never is."""

@@ -13,15 +13,16 @@ from services.common.run_folder.trajectory_tables import (
     record_digest,
     trajectory_row,
 )
-from services.learner.group_types import EndedGroup, GroupSpec, Lease
+from services.learner.group_types import EndedGroup, GroupSpec, GroupVerdict, Lease
 from services.learner.journal.curriculum_tables import CurriculumSnapshot, put_snapshot
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.row_codec import put_group
 from services.learner.journal.table_access import TableAccess
+from services.learner.journal.verdict_tables import count_calls, put_verdict
 
 
 class AttemptTables(TableAccess):
-    """`groups`, `leases` and `trajectories`."""
+    """`groups`, `leases`, `trajectories` and `verdicts`."""
 
     async def add_lease(
         self,
@@ -62,6 +63,15 @@ class AttemptTables(TableAccess):
             return new
 
         return await self.run_transaction(insert_trajectory)
+
+    async def add_verdict(self, verdict: GroupVerdict, keys: Sequence[AttemptKey]) -> None:
+        """Add what a judge says about the attempts `keys` of a group, and give them their scores,
+        at once: there is one verdict for a group, ever. Raises DamagedRecordError."""
+        await self.run_transaction(lambda db: put_verdict(db, verdict, keys))
+
+    async def count_judge_calls(self) -> int:
+        """Return how many answers of a judge the run has had."""
+        return await self.run_read(count_calls)
 
     async def drop_try(self, key: AttemptKey, reason: str) -> None:
         """Record why a journaled trajectory is not used after all."""

@@ -29,6 +29,16 @@ CREATE TABLE IF NOT EXISTS teacher_scores (
   PRIMARY KEY (group_id, attempt_index, try));
 """
 
+# What a judge said about a group; `scores` is JSON, by attempt, and null if it came to none. Since
+# format 9.
+VERDICTS = """
+CREATE TABLE IF NOT EXISTS verdicts (
+  group_id TEXT PRIMARY KEY, scores TEXT, failure TEXT NOT NULL, model TEXT NOT NULL,
+  request_digest BLOB NOT NULL, answer TEXT NOT NULL, calls INTEGER NOT NULL,
+  prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+  made REAL NOT NULL);
+"""
+
 TABLES = f"""
 BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -58,6 +68,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
 CREATE TABLE IF NOT EXISTS tools (digest TEXT PRIMARY KEY, tools BLOB NOT NULL);
 {PICTURES}
 {TEACHER_SCORES}
+{VERDICTS}
 -- One step's attempts in order and settings, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,

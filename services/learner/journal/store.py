@@ -25,7 +25,7 @@ from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.damaged_groups import DAMAGED, put_in_quarantine
 from services.learner.journal.progress_mark import MARK_FILE as MARK
 from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.schema import PICTURES, RUN_ID, TABLES, TEACHER_SCORES
+from services.learner.journal.schema import PICTURES, RUN_ID, TABLES, TEACHER_SCORES, VERDICTS
 from services.learner.journal.startup_check import CheckedJournal, check_journal
 from services.learner.journal.step_tables import StepTables
 from services.learner.journal.table_checksums import current_position, reseal_tables
@@ -133,6 +133,7 @@ def write_and_reseal(path: Path, mark: ProgressMark, work: Callable[[sqlite3.Con
         db.execute("BEGIN IMMEDIATE")
         db.execute(PICTURES)
         db.execute(TEACHER_SCORES)
+        db.execute(VERDICTS)
         db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
         result = work(db)
         now = current_position(db, reseal_tables(db))

@@ -38,6 +38,10 @@ SEALED: Mapping[str, tuple[str, ...]] = {
     # Files and scores are compared with their hashes when they are read.
     "pictures": ("group_id", "sha256", "grid"),
     "teacher_scores": ("group_id", "attempt_index", "try", "digest"),
+    "verdicts": (
+        *("group_id", "scores", "failure", "model", "request_digest", "answer", "calls"),
+        *("prompt_tokens", "completion_tokens", "seconds", "made"),
+    ),
     "plans": ("step", "run_epoch", "attempts", "settings", "row_digest"),
     "publications": ("run_epoch", "version", "fingerprint"),
     "checkpoints": ("step", "directory", "files", "made"),

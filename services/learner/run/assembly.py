@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.common.process.runtime import Runtime
+from services.common.rpc.errors import ConfigError
 from services.learner.alarms.alarms import Alarms
 from services.learner.checkpoints.checkpoint_folders import Checkpoints
 from services.learner.checkpoints.uploads import CheckpointUploads
@@ -14,6 +15,7 @@ from services.learner.groups.dispatcher import GroupDispatcher
 from services.learner.guard.mismatch_guard import MismatchGuard, load_guard
 from services.learner.guard.mismatch_limits import bound_of
 from services.learner.journal.store import Journal
+from services.learner.judge.judge_desk import JudgeDesk
 from services.learner.run.engine_resync import EngineResync
 from services.learner.run.eval_schedule import EvalSchedule
 from services.learner.run.policy_publisher import PolicyPublisher
@@ -45,6 +47,8 @@ class RunState:
     status: LearnerStatus
     checkpoints: Checkpoints
     uploads: CheckpointUploads
+    # Where the run's judge is asked, if it has one.
+    judges: JudgeDesk | None = None
 
 
 async def build_run_state(
@@ -73,7 +77,9 @@ async def build_run_state(
         run_epoch=epoch,
         keep=config.checkpoint.keep,
     )
-    return RunState(journal, dispatcher, broadcast, guard, alarms, status, checkpoints, uploads)
+    judges = await _open_judges(runtime.config, vendors, journal, dispatcher, alarms)
+    parts = (broadcast, guard, alarms, status, checkpoints, uploads)
+    return RunState(journal, dispatcher, *parts, judges)
 
 
 async def open_record(
@@ -139,6 +145,8 @@ def make_train_loop(
     desk = _open_desk(runtime, vendors, state)
     if desk is not None:
         record.teacher_metrics = desk.take_metrics
+    if state.judges is not None:
+        record.judge_metrics = state.judges.take_metrics
     return TrainLoop(
         stages=stages,
         dispatcher=dispatcher,
@@ -163,6 +171,30 @@ def _open_desk(
         vendors.hints,
         note_progress=lambda: runtime.watchdog.note_progress(STAGE),
         apply_verdict=lambda verdict: state.alarms.apply_verdicts([verdict]),
+    )
+
+
+async def _open_judges(
+    config: LearnerConfig,
+    vendors: LearnerDependencies,
+    journal: Journal,
+    dispatcher: GroupDispatcher,
+    alarms: Alarms,
+) -> JudgeDesk | None:
+    """Return the desk at which the run's judge is asked, if it has one. Raises ConfigError if
+    groups await a verdict and it has none."""
+    waiting = dispatcher.endings.unjudged
+    if config.judge is None or vendors.judge is None:
+        if not waiting.empty():
+            raise ConfigError(
+                f"learner.judge: {waiting.qsize()} groups of earlier starts await a verdict, and"
+                " nobody judges; add the table again"
+            )
+        return None
+    return JudgeDesk(
+        *(vendors.judge, config.judge, journal, dispatcher.endings),
+        calls_before=await journal.count_judge_calls(),
+        apply_verdict=lambda verdict: alarms.apply_verdicts([verdict]),
     )
 
 

@@ -51,6 +51,7 @@ class RunRecord:
     launcher_metrics: Callable[[], Mapping[str, float]]
     tracked: TrackedRun
     teacher_metrics: Callable[[], Mapping[str, float]] = dict
+    judge_metrics: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
         self.logged_step = self.tracked.logged_step

@@ -49,6 +49,7 @@ class StepRecorder:
         metrics.update(_rank_metrics(result))
         metrics.update(record.checkpoint_metrics())
         metrics.update(record.teacher_metrics())
+        metrics.update(record.judge_metrics())
         metrics.update(record.dumps.metrics())
         metrics.update(record.first_step_metrics)
         sinks.alarms.judge_step(step_facts(base + 1, batch, metrics, counters))

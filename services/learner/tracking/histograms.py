@@ -32,13 +32,14 @@ def build_histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | N
 def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, Histogram]:
     """Return histograms over the step's graded attempts, including those of filtered groups.
 
-    - reward/distribution: r
+    - reward/distribution: r; judge/distribution: the same of judged attempts
     - environment/turns, environment/policy_tokens: turns and the policy's own tokens
     - environment/episode_seconds: opening, generating, tools and grading
     - async/staleness: `version` minus the oldest version that wrote any of it"""
     records = [record for group in groups for record in group.graded]
     spread = {
-        "reward/distribution": build_histogram(r for group in groups for r in group.rewards),
+        "reward/distribution": build_histogram(_rewards_of(groups, judged=False)),
+        "judge/distribution": build_histogram(_rewards_of(groups, judged=True)),
         "environment/turns": build_histogram(r.trajectory.counts.turns for r in records),
         "environment/policy_tokens": build_histogram(r.policy_tokens for r in records),
         "environment/episode_seconds": build_histogram(episode_seconds(r) for r in records),
@@ -47,6 +48,10 @@ def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, His
         ),
     }
     return {name: shape for name, shape in spread.items() if shape is not None}
+
+
+def _rewards_of(groups: Sequence[ReadyGroup], *, judged: bool) -> list[float]:
+    return [r for group in groups if group.is_judged == judged for r in group.rewards]
 
 
 def episode_seconds(record: AttemptRecord) -> float:

@@ -37,7 +37,8 @@ class StepTimes:
 
 
 def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
-    """Return `reward/*`, over all groups of the step, including those without signal.
+    """Return `reward/*`, over all graded groups of the step, including those without signal. Judged
+    ones are in `judge_score_metrics` alone.
 
     - avg_pass_at_{n}: fraction of groups with a pass, n the largest group's size
     - avg_pass_at_1: mean over groups of the fraction of attempts that pass
@@ -48,6 +49,9 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
       mean_turn_reward: mean over the rewarded turns of graded attempts; with a verifier that
       returns named rewards, named/{name}: mean over the graded attempts that have the name
     """
+    groups = [group for group in groups if not group.is_judged]
+    if not groups:
+        return {}
     size = max(len(group.rewards) for group in groups)
     every = [r for group in groups for r in group.rewards]
     metrics = {
@@ -65,6 +69,23 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         metrics[f"{prefix}/signal_ratio"] = _mean(g.has_signal for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
         metrics |= _further_rewards(prefix, [r.trajectory for g in own for r in g.graded])
+    return metrics
+
+
+def judge_score_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
+    """Return `judge/{env}/*` over the step's judged groups; empty without any. A score s compares
+    the attempts of one group, so no figure compares groups.
+
+    - spread: mean over groups of the population standard deviation of s
+    - signal_ratio: fraction of groups whose s differ
+    - best_minus_mean: mean over groups of the largest s minus the mean s"""
+    metrics: dict[str, float] = {}
+    for env, own in group_by_env([group for group in groups if group.is_judged]).items():
+        prefix = f"judge/{env}"
+        metrics[f"{prefix}/spread"] = _mean(float(np.std(g.rewards)) for g in own)
+        metrics[f"{prefix}/signal_ratio"] = _mean(g.has_signal for g in own)
+        best = (max(g.rewards) - _mean(g.rewards) for g in own)
+        metrics[f"{prefix}/best_minus_mean"] = _mean(best)
     return metrics
 
 

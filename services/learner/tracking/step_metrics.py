@@ -20,6 +20,7 @@ from services.learner.tracking.metric_formulas import (
     cost_metrics,
     environment_metrics,
     failure_metrics,
+    judge_score_metrics,
     reward_metrics,
     staleness_metrics,
     timing_metrics,
@@ -87,12 +88,13 @@ def step_facts(
     attempts: dict[str, list[Trajectory]] = {}
     for group in batch.all_groups:
         env = group.spec.task.env_key
-        some, whole = signal.get(env, (0, 0))
-        signal[env] = (some + group.has_signal, whole + 1)
+        if not group.is_judged:
+            some, whole = signal.get(env, (0, 0))
+            signal[env] = (some + group.has_signal, whole + 1)
         tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
         attempts.setdefault(env, []).extend(record.trajectory for record in group.graded)
     stale = counters.dropped_groups[STALE]
-    envs = signal.keys() | counters.given_up.keys() | counters.refused.keys()
+    envs = tokens.keys() | counters.given_up.keys() | counters.refused.keys()
     return StepFacts(
         step=step,
         metrics=metrics,
@@ -124,6 +126,7 @@ class StepMetrics:
         groups = batch.all_groups
         return {
             **reward_metrics(groups),
+            **judge_score_metrics(groups),
             **environment_metrics(groups, counters.tries, counters.no_grade),
             **candidate_metrics(groups),
             **staleness_metrics(batch, version, tally),

@@ -35,11 +35,12 @@ def tinker_metrics(
 def _attempt_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
     """Return rewards and counts of the step's attempts.
 
-    - reward/mean_positive_reward: mean of the r > 0, or 0
+    - reward/mean_positive_reward: mean of the r > 0 of graded groups, or 0
     - rollouts/valid: graded attempts; invalid: tries without a grade; total: both
     - rollouts/truncated_overlong: graded attempts that a limit of length cut off"""
     attempts = [record.trajectory for group in groups for record in group.graded]
-    positive = [r for group in groups for r in group.rewards if r > 0]
+    graded = [group for group in groups if not group.is_judged]
+    positive = [r for group in graded for r in group.rewards if r > 0]
     invalid = sum(len(group.failed) for group in groups)
     return {
         "reward/mean_positive_reward": fmean(positive) if positive else 0.0,
@@ -72,9 +73,10 @@ def _environment_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         counts = [record.trajectory.counts for record in records]
         calls = sum(each.tool_calls for each in counts)
         errors = sum(sum(each.tool_errors.values()) for each in counts)
-        passed = sum(max(group.rewards) >= PASS_REWARD for group in own)
+        if graded := [group for group in own if not group.is_judged]:
+            passed = sum(max(group.rewards) >= PASS_REWARD for group in graded)
+            metrics[f"reward/{env}/pass_at_{size}"] = passed / len(graded)
         metrics |= {
-            f"reward/{env}/pass_at_{size}": passed / len(own),
             f"rollout/{env}/turns": fmean(each.turns for each in counts),
             f"rollout/{env}/tool_calls": calls / len(counts),
             f"rollout/{env}/tool_errors": errors / len(counts),

@@ -153,8 +153,10 @@ def tool_result_from_pb(
 
 
 def grade_from_pb(response: env_pb.GradeResponse) -> Grade:
-    graded = response.WhichOneof("grade") == "reward"
-    code = response.no_grade.reason
+    kind, code = response.WhichOneof("grade"), response.no_grade.reason
+    if kind == "to_be_judged":
+        return Grade(to_be_judged=True)
+    graded = kind == "reward"
     reason = NO_GRADE_REASONS.decode(code) if code else NoGradeReason.EXECUTION_FAILED
     return Grade(
         reward=response.reward if graded else None,

@@ -61,8 +61,9 @@ def make_finished_trajectory(
         sequences=sequences,
         content_digest=content_digest(sequences),
         reward=grade.reward,
-        failure=None if grade.is_known else FailureKind.NO_GRADE,
+        failure=None if grade.is_known or grade.to_be_judged else FailureKind.NO_GRADE,
         no_grade=grade.reason or "",
+        judged=grade.to_be_judged,
         detail=grade.detail[:MAX_DETAIL],
         stop_reason=stop,
         partial_reward=grade.partial_reward,
@@ -98,9 +99,9 @@ def make_failed_trajectory(
 def make_submission(trajectory: Trajectory, lease: Lease, worker_id: str) -> Trajectory:
     """Add the lease, the task and the worker of a try.
 
-    A try without a grade carries no tokens."""
+    A failed try carries no tokens."""
     task: dict[str, Any] = json.loads(lease.task_json)
-    if not trajectory.is_graded:
+    if trajectory.failure is not None:
         trajectory = replace(
             trajectory, sequences=(), content_digest=content_digest(()), tools=b"", pictures={}
         )

@@ -260,8 +260,8 @@ class Worker:
 
     def _count_try(self, trajectory: Trajectory) -> None:
         self.totals.count_trajectory(trajectory)
-        if not trajectory.is_graded:
-            key, kind = trajectory.key, trajectory.failure or FailureKind.NO_GRADE
+        if (kind := trajectory.failure) is not None:
+            key = trajectory.key
             place = {"group": key.group_id, "index": key.attempt_index, "number": key.attempt_try}
             log.warning("try failed", **place, kind=kind, detail=trajectory.detail)
 

@@ -29,11 +29,11 @@ NAMES, HISTOGRAMS = "## Names", "### Histograms"
 # Only of a run at a Tinker service, see test_tinker_metrics.py.
 TINKER = "### Names of the reference's Tinker entry point"
 # No upload ends within the test, no launcher reports prices, no engine of experts, nothing is
-# compiled and nothing dumped, no service trains, nothing is imitated, nobody teaches, no candidates
-# are named: tests/learner/checkpoints, tests/learner/run/test_step_recorder.py,
+# compiled and nothing dumped, no service trains, nothing is imitated, nobody teaches or judges, no
+# candidates are named: tests/learner/checkpoints, tests/learner/run/test_step_recorder.py,
 # test_metric_formulas.py, tests/learner/dumps, tests/learner/hosted, tests/learner/imitation,
-# tests/learner/teacher, and in tests/learner/rank test_routing_replay.py, test_block_compilation.py
-# and test_trainer_distillation.py have them.
+# tests/learner/teacher, tests/learner/judge, and in tests/learner/rank test_routing_replay.py,
+# test_block_compilation.py and test_trainer_distillation.py have them.
 ELSEWHERE = (
     "with `checkpoint.remote`",
     "whose price is known",
@@ -44,6 +44,7 @@ ELSEWHERE = (
     'with `learner.engine = "tinker"`',
     'with `learner.objective = "sft"`',
     "with `learner.teacher`",
+    "with `learner.judge`",
 )
 
 

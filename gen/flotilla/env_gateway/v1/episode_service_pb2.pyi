@@ -584,6 +584,7 @@ class GradeResponse(google.protobuf.message.Message):
 
     REWARD_FIELD_NUMBER: builtins.int
     NO_GRADE_FIELD_NUMBER: builtins.int
+    TO_BE_JUDGED_FIELD_NUMBER: builtins.int
     PARTIAL_REWARD_FIELD_NUMBER: builtins.int
     CHECKS_PASSED_FIELD_NUMBER: builtins.int
     CHECKS_FAILED_FIELD_NUMBER: builtins.int
@@ -607,6 +608,13 @@ class GradeResponse(google.protobuf.message.Message):
     @property
     def no_grade(self) -> global___NoGrade: ...
     @property
+    def to_be_judged(self) -> global___ToBeJudged:
+        """The environment's attempts are not graded one by one: the learner's judge
+        compares those of a group. The final state is known and no verifier ran;
+        whoever plays the episode alone has no grade.
+        """
+
+    @property
     def checks_passed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def checks_failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -622,6 +630,7 @@ class GradeResponse(google.protobuf.message.Message):
         *,
         reward: builtins.float = ...,
         no_grade: global___NoGrade | None = ...,
+        to_be_judged: global___ToBeJudged | None = ...,
         partial_reward: builtins.float | None = ...,
         checks_passed: collections.abc.Iterable[builtins.str] | None = ...,
         checks_failed: collections.abc.Iterable[builtins.str] | None = ...,
@@ -630,14 +639,28 @@ class GradeResponse(google.protobuf.message.Message):
         suspicion: builtins.str = ...,
         named_rewards: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout", "suspicion", b"suspicion"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "to_be_judged", b"to_be_judged"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout", "suspicion", b"suspicion", "to_be_judged", b"to_be_judged"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["grade", b"grade"]) -> typing.Literal["reward", "no_grade"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["grade", b"grade"]) -> typing.Literal["reward", "no_grade", "to_be_judged"] | None: ...
 
 global___GradeResponse = GradeResponse
+
+@typing.final
+class ToBeJudged(google.protobuf.message.Message):
+    """Neither a grade nor a missing one: the attempt is worth what a judge says, who
+    sees it beside the others of its group.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ToBeJudged = ToBeJudged
 
 @typing.final
 class NoGrade(google.protobuf.message.Message):

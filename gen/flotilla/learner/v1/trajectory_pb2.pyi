@@ -219,9 +219,10 @@ global___TrajectoryKey = TrajectoryKey
 class TrajectoryHeader(google.protobuf.message.Message):
     """One attempt at a task, without its arrays, which follow in SequenceChunks.
 
-    Exactly one of `reward`, `no_grade` and `failure` is set. A graded attempt
-    has a stop reason, counts in its group's mean and is trained on. The others
-    are recorded and never enter a mean.
+    Exactly one of `reward`, `no_grade`, `failure` and `to_be_judged` is set. A
+    graded attempt has a stop reason, counts in its group's mean and is trained
+    on; so has and does one that is to be judged, once its group's verdict is
+    there. The others are recorded and never enter a mean.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -249,6 +250,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     REWARD_FIELD_NUMBER: builtins.int
     NO_GRADE_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    TO_BE_JUDGED_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     STOP_REASON_FIELD_NUMBER: builtins.int
     PARTIAL_REWARD_FIELD_NUMBER: builtins.int
@@ -320,6 +322,13 @@ class TrajectoryHeader(google.protobuf.message.Message):
         """
 
     @property
+    def to_be_judged(self) -> global___ToBeJudged:
+        """The learner's judge scores it together with the others of its group, once
+        all are there. INVALID_ARGUMENT from a learner without one, in a group for
+        evaluation, and in a group whose other attempts came with a reward.
+        """
+
+    @property
     def checks_passed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def checks_failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -351,6 +360,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
         reward: builtins.float = ...,
         no_grade: global___NoGradeReason.ValueType = ...,
         failure: global___FailureKind.ValueType = ...,
+        to_be_judged: global___ToBeJudged | None = ...,
         detail: builtins.str = ...,
         stop_reason: global___StopReason.ValueType = ...,
         partial_reward: builtins.float | None = ...,
@@ -371,14 +381,30 @@ class TrajectoryHeader(google.protobuf.message.Message):
         tools: builtins.bytes = ...,
         pictures: collections.abc.Iterable[global___Picture] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "turns", b"turns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "pictures", b"pictures", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward", "to_be_judged", b"to_be_judged", "turns", b"turns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "content_digest", b"content_digest", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "named_rewards", b"named_rewards", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "pictures", b"pictures", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "to_be_judged", b"to_be_judged", "tool_schema_digest", b"tool_schema_digest", "tools", b"tools", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["reward", "no_grade", "failure"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["reward", "no_grade", "failure", "to_be_judged"] | None: ...
 
 global___TrajectoryHeader = TrajectoryHeader
+
+@typing.final
+class ToBeJudged(google.protobuf.message.Message):
+    """The attempt is complete and carries its tokens like a graded one, but what it
+    is worth is only known beside the others of its group: it is neither graded
+    nor without a grade. A verdict gives every such attempt of the group a score
+    from 0 to 1; without a verdict none of them has a grade.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ToBeJudged = ToBeJudged
 
 @typing.final
 class Picture(google.protobuf.message.Message):

@@ -48,6 +48,8 @@ async def examine_environment(
     except FindingError as error:
         return [error.finding]
     opened[first.env_key] = episode.ready.SerializeToString()
+    if episode.grade.HasField("to_be_judged"):
+        return [ok(f"{first.env_key}: its attempts are judged beside those of their group")]
     if not episode.grade.HasField("reward"):
         return [_explain_missing_grade(first.env_key, episode.grade)]
     findings = [ok(_describe_episode(first.env_key, episode))]

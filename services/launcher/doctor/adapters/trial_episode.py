@@ -191,6 +191,9 @@ def outcome_name(answer: pb.CallToolResponse) -> str:
 
 
 def no_grade_name(grade: pb.GradeResponse) -> str:
+    """Return why an episode that was played alone has no grade."""
+    if grade.HasField("to_be_judged"):
+        return "to_be_judged"
     name = pb.NoGradeReason.Name(grade.no_grade.reason)
     return name.removeprefix("NO_GRADE_REASON_").lower()
 

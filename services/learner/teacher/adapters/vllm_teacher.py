@@ -12,7 +12,6 @@ are refused, since they add up to more than a probability of 1."""
 import asyncio
 import hashlib
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +33,7 @@ from services.common.spec.spec import PolicyConfig
 from services.common.text.parsing import TextLimits, as_object
 from services.common.text.printable_text import one_line
 from services.common.text.redaction import redact
+from services.learner.config.endpoints import read_key
 from services.learner.config.teacher import TeacherConfig
 from services.learner.ports import TeacherDownError, TeacherRefusedError
 from services.learner.types import TeacherScores
@@ -64,7 +64,7 @@ class VllmTeacher:
         self._policy = policy
         self._tokenizer_json = tokenizer_json
         self._model = config.model
-        key = _read_key(config)
+        key = read_key(config.api_key, "learner.teacher.api_key")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None)
         self._http = open_client(key, config.timeout_s, headers=headers, limits=limits)
@@ -192,22 +192,6 @@ class VllmTeacher:
 
     def _refusal(self, reason: str) -> TeacherRefusedError:
         return TeacherRefusedError(f"learner.teacher.url: {self._config.url}: {reason}")
-
-
-def _read_key(config: TeacherConfig) -> str:
-    if config.api_key is None:
-        return ""
-    key = os.environ.get(config.api_key[1:], "")
-    if not key:
-        raise ConfigError(
-            f"learner.teacher.api_key is {config.api_key}, which is not set in the environment;"
-            " export it, or take it out"
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"learner.teacher.api_key: {config.api_key} has characters that no header can have"
-        )
-    return key
 
 
 def _short(text: object) -> str:
