@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.algorithms.run import Sampler, open_policy, train_batch
+from benchmarks.imitation.on_policy import Course, Point, draw_curves, train_on_samples
 from benchmarks.imitation.skill import SKILL, record_episodes
 from benchmarks.imitation.teacher import Teacher
 from services.rollout.adapters.tokenizer import load_tokenizer
@@ -49,6 +50,25 @@ def test_an_episode_counts_as_solved_only_if_it_made_the_order_and_ended(start: 
     assert 0 < len(solved) < len(episodes)
     assert all("create_order" in text and text.endswith(f"<done>{TURN_END}") for text in solved)
     assert any("create_order" not in text for text in written if text not in solved)
+
+
+def test_held_out_tasks_played_on_the_way_change_nothing_of_a_run(start: Path) -> None:
+    watched, unwatched = (
+        train_on_samples(
+            open_policy(start), Sampler(start, seed=0), Course(2, 2, 3, every), teacher=None
+        )
+        for every in (1, 2)
+    )
+    assert [watched[0], watched[-1]] == unwatched
+    assert 0 == watched[0].tokens < watched[1].tokens < watched[2].tokens
+
+
+def test_curves_are_drawn_by_the_tokens_that_were_sampled(tmp_path: Path) -> None:
+    curves = [[Point(0, 1), Point(2000, 9)], [Point(0, 2), Point(3000, 8)]]
+    draw_curves(tmp_path / "curves.svg", {"GRPO": curves}, tasks=10)
+    picture = (tmp_path / "curves.svg").read_text()
+    assert "<!-- GRPO, seed 1 -->" in picture and "tokens sampled" in picture
+    assert "optimizer step" not in picture
 
 
 def _save_parameters(start: Path, folder: Path) -> Path:
