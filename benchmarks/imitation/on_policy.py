@@ -68,4 +68,4 @@ def draw_curves(out: Path, curves: Mapping[str, Sequence[Curve]], tasks: int) ->
         for seed, curve in enumerate(seeds)
     ]
     label = "tokens sampled for training"
-    draw_panels(out, [Panel("held-out pass@1", lines, is_share=True, xlabel=label)])
+    draw_panels(out, [Panel("held-out pass@1", lines, xlabel=label)])
