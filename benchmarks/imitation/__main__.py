@@ -3,9 +3,9 @@
 The plan is in docs/imitation.md. Everything runs on this machine, one run after another, with the
 learner's losses but without its services. `--out` keeps the results, so that a second call resumes.
 
-Prints the table of docs/imitation.md, and as its last line one JSON object with its rows: the share
-of held-out tasks solved, in percent, of each seed, their mean, and its 95 % interval (Student's t
-over seeds).
+Prints the table of docs/imitation.md, draws the curves of runs that sampled beside the results, and
+prints as its last line one JSON object with its rows: the share of held-out tasks solved, in
+percent, of each seed, their mean, and its 95 % interval (Student's t over seeds).
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms.table import mean_interval
+from benchmarks.imitation.on_policy import Curve, Point, draw_curves
 from benchmarks.imitation.skill import ARMS, HELDOUT_TASKS, Arm, run_arm, start_recipe
 from tools.tiny_policy.build import build
 
@@ -33,6 +34,9 @@ def main() -> None:
                 done[arm.name, seed] = entry
                 with given.out.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
+    draw_curves(
+        given.out.with_suffix(".svg"), _list_curves(chosen, done, given.seeds), HELDOUT_TASKS
+    )
     rows = [_make_row(arm, [done[arm.name, seed] for seed in given.seeds]) for arm in chosen]
     print("| | steps | at T = 1, mean [95 % interval] | seeds | greedy, seeds |")
     print("|---|---|---|---|---|")
@@ -44,6 +48,16 @@ def _read_results(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines() if path.exists() else []
     return {(row["arm"], row["seed"]): row for row in map(json.loads, lines)}
+
+
+def _list_curves(
+    arms: list[Arm], results: dict[tuple[str, int], dict[str, Any]], seeds: list[int]
+) -> dict[str, list[Curve]]:
+    return {
+        arm.name: [[Point(*point) for point in results[arm.name, seed]["curve"]] for seed in seeds]
+        for arm in arms
+        if arm.sampled
+    }
 
 
 def _make_row(arm: Arm, results: list[dict[str, Any]]) -> dict[str, Any]:

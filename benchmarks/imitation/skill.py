@@ -7,7 +7,6 @@ learns from what the verifier says, or both."""
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from benchmarks.algorithms.run import (
     Sampler,
     make_trainer,
     open_policy,
-    train_batch,
 )
+from benchmarks.imitation.on_policy import Course, Point, train_on_samples
 from benchmarks.imitation.teacher import Teacher
 from environments.api import open_instance
 from environments.task_generator import make_data_id
-from services.learner.config.algorithm import AlgorithmConfig, DistillationConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.imitation.step_schedule import StepSchedule
 from services.learner.rank.learning_rate import learning_rate
 from services.learner.rank.model import Policy
@@ -69,13 +68,6 @@ ARMS = (
 )
 
 
-class Point(NamedTuple):
-    """Held-out tasks solved at T = 1, after so many tokens were sampled for training."""
-
-    tokens: int
-    solved: int
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a run's last policy solves of the held-out tasks greedily, how many of the
@@ -102,7 +94,8 @@ def run_arm(arm: Arm, seed: int, folder: Path) -> Outcome:
     sampler = Sampler(folder, seed, (SKILL,))
     sampler.adopt(policy)
     teacher = Teacher(folder, folder / f"{arm.teacher}-{seed}.pt") if arm.teacher else None
-    curve = train_on_samples(policy, sampler, arm.sampled, teacher)
+    course = Course(arm.sampled, GROUPS, HELDOUT_TASKS, CURVE_STEPS)
+    curve = train_on_samples(policy, sampler, course, teacher)
     torch.save(policy.named_parameters(), folder / f"{arm.name}-{seed}.pt")
     greedy = sampler.score(tasks_per_env=HELDOUT_TASKS, temperature=0.0).solved
     return Outcome(greedy, len(solved), curve)
@@ -145,21 +138,3 @@ def imitate(policy: Policy, episodes: list[TrainSequence], steps: int, seed: int
         chosen = tuple(episodes[place] for place in schedule.places_of(step))
         batch = TrainBatch(step, chosen, imitated=True)
         trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
-
-
-def train_on_samples(
-    policy: Policy, sampler: Sampler, steps: int, teacher: Teacher | None
-) -> list[Point]:
-    """Make so many optimizer steps, on policy: of GRPO, or of distillation from the teacher."""
-    alone = DistillationConfig(alone=True)
-    trainer = make_trainer(policy, AlgorithmConfig(distillation=alone))
-    tokens, curve = 0, [Point(0, sampler.score(tasks_per_env=HELDOUT_TASKS).solved)]
-    for step in range(1, steps + 1):
-        batch = train_batch(step, sampler.sample(step - 1, GROUPS))
-        batch = teacher.teach(batch) if teacher else batch
-        trainer.train_step(batch, learning_rate(OPTIMIZER, step, steps))
-        sampler.adopt(policy)
-        tokens += sum(int(sequence.policy_mask.sum()) for sequence in batch.sequences)
-        if step % CURVE_STEPS == 0:
-            curve.append(Point(tokens, sampler.score(tasks_per_env=HELDOUT_TASKS).solved))
-    return curve

@@ -46,6 +46,7 @@ class Panel:
     title: str = ""
     is_share: bool = False
     names: Sequence[str] = ()
+    xlabel: str = "optimizer step"
 
 
 def draw_panels(out: Path, panels: Sequence[Panel]) -> bool:
@@ -91,7 +92,7 @@ def _draw_panel(axes: Any, panel: dict[str, Any]) -> None:
             band = (line["steps"], line["low"], line["high"])
             draw_bounds = axes.vlines if panel["names"] else axes.fill_between
             draw_bounds(*band, color=drawn.get_color(), alpha=0.5 if panel["names"] else 0.15)
-    xlabel = "" if panel["names"] else "optimizer step"
+    xlabel = "" if panel["names"] else panel["xlabel"]
     axes.set(xlabel=xlabel, ylabel=panel["ylabel"], title=panel["title"])
     if panel["names"]:
         # XML cannot hold control characters, which these have no more.
