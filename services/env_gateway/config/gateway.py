@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from services.common.spec.config import ConfigModel
+from services.common.spec.function_names import FunctionName
 from services.common.spec.number_ranges import Count, Seconds
 from services.env_gateway.config.backend_tables import BackendsConfig
 from services.env_gateway.config.backends import REPLAY, BackendName, McpServer, SourceName
@@ -35,14 +36,15 @@ class ScreenConfig(ConfigModel):
 
 
 class EnvironmentConfig(ConfigModel):
-    """Overrides for one environment; unset fields take the section's values. `verifier` is a
-    Python file that grades tasks without a verifier of their own. `servers` names the MCP servers
+    """Overrides for one environment; unset fields take the section's values. `verifier` grades
+    tasks without a verifier of their own: a Python file, or a function of an installed module or of
+    one beside the spec, `"mypackage.rewards:graded"`. `servers` names the MCP servers
     whose tools its tasks get, unless a task names its own; not needed if only one is configured."""
 
     backend: BackendName | None = None
     servers: tuple[str, ...] = ()
     screen: ScreenConfig | None = None
-    verifier: Path | None = None
+    verifier: str | None = None
     max_episodes: Count | None = None
     max_calls: Count | None = None
 
@@ -138,7 +140,10 @@ class VerifiersConfig(ConfigModel):
     `partial`: the share of passed checks is reported as "returned" by the verifier, or as "earned",
     without those that pass on the untouched state (which takes one more run for each task), or
     "off". With `partial_is_reward` a failing attempt earns that share instead of 0; a verifier that
-    only prints its checks then gives no grade."""
+    only prints its checks then gives no grade.
+
+    `trusted`: modules and packages whose functions (`environments.KEY.verifier`) run with all
+    packages and rights of the gateway, in processes of their own."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     timeout_s: Seconds = 30.0
@@ -148,6 +153,11 @@ class VerifiersConfig(ConfigModel):
     partial_is_reward: bool = False
     digests: Path | None = None
     unsafe_local_verifiers: bool = False
+    trusted: tuple[str, ...] = ()
+
+    def trusts(self, module: str) -> bool:
+        """Return True if `trusted` names the module, or a package that holds it."""
+        return any(f"{module}.".startswith(f"{name}.") for name in self.trusted)
 
     @field_validator("partial", mode="before")
     @classmethod
@@ -233,6 +243,24 @@ class EnvGatewayConfig(ConfigModel):
                         f" those in [[env_gateway.servers]]: {known}"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _trusted_are_used(self) -> "EnvGatewayConfig":
+        modules = [name.module for name in self.functions.values()]
+        for name in self.verifiers.trusted:
+            if not any(f"{module}.".startswith(f"{name}.") for module in modules):
+                known = ", ".join(modules) or "none"
+                raise ValueError(
+                    f"verifiers.trusted: no environment's verifier is a function of {name!r};"
+                    f" the modules of those in environments.*.verifier: {known}"
+                )
+        return self
+
+    @property
+    def functions(self) -> dict[str, FunctionName]:
+        """The environments' verifiers that are functions of modules, by environment."""
+        named = ((key, each.verifier or "") for key, each in self.environments.items())
+        return {key: name for key, text in named if (name := FunctionName.parse(text))}
 
     @property
     def backend_names(self) -> frozenset[SourceName]:
