@@ -256,6 +256,23 @@ class EnvGatewayConfig(ConfigModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _functions_run_here(self) -> "EnvGatewayConfig":
+        fleet, openenv = self.backends.fleet, self.backends.openenv
+        elsewhere = {"fleet_openenv": 'the backend "fleet" with verify = "local"'}
+        if fleet is not None and fleet.verify == "remote":
+            elsewhere["fleet"] = 'env_gateway.backends.fleet.verify = "local"'
+        if openenv is not None and openenv.reward != "verifier":
+            elsewhere["openenv"] = 'env_gateway.backends.openenv.reward = "verifier"'
+        for env_key, name in self.functions.items():
+            backend = self.backend_of(env_key)
+            if fix := elsewhere.get(backend):
+                raise ValueError(
+                    f"environments.{env_key}.verifier: {name} never runs, because the backend"
+                    f" {backend!r} grades elsewhere; use {fix}"
+                )
+        return self
+
     @property
     def functions(self) -> dict[str, FunctionName]:
         """The environments' verifiers that are functions of modules, by environment."""

@@ -266,3 +266,21 @@ def test_a_trusted_name_that_no_verifier_has_is_refused() -> None:
         settings("office.rewards:graded", "offic")
     with pytest.raises(ValueError, match=r"function of 'office\.rewards'.*: none"):
         settings("rewards.py", "office.rewards")
+
+
+@pytest.mark.parametrize(
+    ("backend", "fix"),
+    [
+        ({"fleet": {"verify": "remote"}}, r'fleet\.verify = "local"'),
+        ({"openenv": {"url": "http://127.0.0.1:1"}}, r'openenv\.reward = "verifier"'),
+    ],
+)
+def test_a_function_that_never_runs_is_refused(backend: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ValueError, match=rf"rewards:graded never runs, .* use .*{fix}"):
+        EnvGatewayConfig.model_validate(
+            {
+                "backend": next(iter(backend)),
+                "backends": backend,
+                "environments": {"notes": {"verifier": "rewards:graded"}},
+            }
+        )
