@@ -10,6 +10,7 @@ from services.common.aio.concurrency import running_tasks, wait_unless
 from services.common.process.loaded_objects import freeze_loaded_objects
 from services.common.process.run_membership import ReplicaStatus
 from services.common.process.service_main import Runtime, run_service_process
+from services.common.spec.spec import SharedConfig
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend, Recorder
@@ -74,17 +75,20 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.grading.grader import VerifierRunner
     from services.env_gateway.grading.trusted_verifiers import load_digests
     from services.env_gateway.grading.verifier_files import load_verifiers
+    from services.env_gateway.grading.verifier_functions import load_functions
     from services.env_gateway.verify.verifier_pool import VerifierPool
 
     config = runtime.config.fill_coordinates(_find_units(Path(runtime.shared.policy.model)))
     verifiers = config.verifiers
     # First: what it finds missing is an error before anything starts.
     backends = await stack.enter_async_context(_open_backends(config))
+    functions = await load_functions(config)
     pool = VerifierPool(
         size=verifiers.workers,
         memory_bytes=verifiers.memory_bytes,
         cpu_s=verifiers.timeout_s,
         unsafe=verifiers.unsafe_local_verifiers,
+        modules=[each.module for each in functions.values() if each.module],
         weight_of=config.weight_of,
     )
     stack.push_async_callback(pool.close)
@@ -101,7 +105,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     return Gateway(
         config,
         backends,
-        VerifierRunner(verifiers, pool, digests, by_env=load_verifiers(config)),
+        VerifierRunner(verifiers, pool, digests, load_verifiers(config), functions),
         journal,
         incarnation=f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}",
         watchdog=runtime.watchdog,
@@ -153,5 +157,18 @@ async def _open_backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str
             await backend.close()
 
 
+def check_functions(_: SharedConfig, config: EnvGatewayConfig) -> str:
+    """Load verifiers that are functions, before anything starts. Raises ConfigError."""
+    from services.env_gateway.grading.verifier_functions import load_functions
+
+    asyncio.run(load_functions(config))
+    return ""
+
+
 if __name__ == "__main__":
-    run_service_process("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=load_registry)
+    run_service_process(
+        *("env_gateway", EnvGatewayConfig, load),
+        doc=_DOC,
+        registry=load_registry,
+        check=check_functions,
+    )

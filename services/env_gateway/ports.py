@@ -371,8 +371,8 @@ class Verification:
     """A verifier, its arguments besides `env`, and its access to the final state.
 
     `call` makes read-only tool calls; without it there are no tools. A verifier that is not
-    `trusted` may try anything to reach more. `run_id` names the run whose share of the processes
-    it takes."""
+    `trusted` may try anything to reach more; one with `packages`, which are trusted as well, may
+    import what is installed. `run_id` names the run whose share of the processes it takes."""
 
     source: str
     function: str
@@ -381,6 +381,7 @@ class Verification:
     arguments: Mapping[str, Any]
     call: CallFn | None = None
     trusted: bool = False
+    packages: bool = False
     run_id: str = ""
 
 

@@ -16,6 +16,7 @@ from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.episodes.instance_journal import InstanceJournal
 from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.grading.trusted_verifiers import load_digests
+from services.env_gateway.grading.verifier_functions import load_functions
 from services.env_gateway.ports import Backend, Recorder
 from services.env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_gateway import open_spec, opened
@@ -31,12 +32,16 @@ async def grading_gateway(
     config: EnvGatewayConfig | None = None,
     recorder: Recorder | None = None,
 ) -> AsyncGenerator[Gateway]:
-    """A gateway that grades for real; without a sandbox only this repository's verifiers run."""
+    """A gateway that grades for real; without a sandbox only this repository's verifiers, and
+    functions of trusted modules, run."""
     settings = config or EnvGatewayConfig()
     unsafe = settings.verifiers.unsafe_local_verifiers
-    pool = VerifierPool(size=1, memory_bytes=2**29, unsafe=unsafe)
+    functions = await load_functions(settings)
+    modules = [each.module for each in functions.values() if each.module]
+    pool = VerifierPool(size=1, memory_bytes=2**29, unsafe=unsafe, modules=modules)
     await pool.start_workers()
-    runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
+    digests = load_digests(DIGESTS)
+    runner = VerifierRunner(settings.verifiers, pool, digests, functions=functions)
     journal = InstanceJournal(None)
     # Unique, as for every start of a gateway: servers remember requests.
     incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from services.common.spec.config import ConfigModel
+from services.common.spec.function_names import FunctionName
 from services.common.spec.number_ranges import Count, Seconds
 from services.env_gateway.config.backend_tables import BackendsConfig
 from services.env_gateway.config.backends import REPLAY, BackendName, McpServer, SourceName
@@ -35,17 +36,28 @@ class ScreenConfig(ConfigModel):
 
 
 class EnvironmentConfig(ConfigModel):
+<<<<<<< HEAD
     """Overrides for one environment; unset fields take the section's values. `verifier` is a
     Python file that grades tasks without a verifier of their own. `servers` names the MCP servers
     whose tools its tasks get, unless a task names its own; not needed if only one is configured.
     With `grading = "judge"` no verifier runs, not even a task's own: `[learner.judge]` compares the
     attempts of each group."""
+=======
+    """Overrides for one environment; unset fields take the section's values. `verifier` grades
+    tasks without a verifier of their own: a Python file, or a function of an installed module or of
+    one beside the spec, `"mypackage.rewards:graded"`. `servers` names the MCP servers
+    whose tools its tasks get, unless a task names its own; not needed if only one is configured."""
+>>>>>>> 4d76b56f96dafdacd27d0d22d305543f0f262ee4
 
     backend: BackendName | None = None
     servers: tuple[str, ...] = ()
     screen: ScreenConfig | None = None
+<<<<<<< HEAD
     verifier: Path | None = None
     grading: Literal["verifier", "judge"] = "verifier"
+=======
+    verifier: str | None = None
+>>>>>>> 4d76b56f96dafdacd27d0d22d305543f0f262ee4
     max_episodes: Count | None = None
     max_calls: Count | None = None
 
@@ -149,7 +161,10 @@ class VerifiersConfig(ConfigModel):
     `partial`: the share of passed checks is reported as "returned" by the verifier, or as "earned",
     without those that pass on the untouched state (which takes one more run for each task), or
     "off". With `partial_is_reward` a failing attempt earns that share instead of 0; a verifier that
-    only prints its checks then gives no grade."""
+    only prints its checks then gives no grade.
+
+    `trusted`: modules and packages whose functions (`environments.KEY.verifier`) run with all
+    packages and rights of the gateway, in processes of their own."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     timeout_s: Seconds = 30.0
@@ -159,6 +174,11 @@ class VerifiersConfig(ConfigModel):
     partial_is_reward: bool = False
     digests: Path | None = None
     unsafe_local_verifiers: bool = False
+    trusted: tuple[str, ...] = ()
+
+    def trusts(self, module: str) -> bool:
+        """Return True if `trusted` names the module, or a package that holds it."""
+        return any(f"{module}.".startswith(f"{name}.") for name in self.trusted)
 
     @field_validator("partial", mode="before")
     @classmethod
@@ -244,6 +264,41 @@ class EnvGatewayConfig(ConfigModel):
                         f" those in [[env_gateway.servers]]: {known}"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _trusted_are_used(self) -> "EnvGatewayConfig":
+        modules = [name.module for name in self.functions.values()]
+        for name in self.verifiers.trusted:
+            if not any(f"{module}.".startswith(f"{name}.") for module in modules):
+                known = ", ".join(modules) or "none"
+                raise ValueError(
+                    f"verifiers.trusted: no environment's verifier is a function of {name!r};"
+                    f" the modules of those in environments.*.verifier: {known}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _functions_run_here(self) -> "EnvGatewayConfig":
+        fleet, openenv = self.backends.fleet, self.backends.openenv
+        elsewhere = {"fleet_openenv": 'the backend "fleet" with verify = "local"'}
+        if fleet is not None and fleet.verify == "remote":
+            elsewhere["fleet"] = 'env_gateway.backends.fleet.verify = "local"'
+        if openenv is not None and openenv.reward != "verifier":
+            elsewhere["openenv"] = 'env_gateway.backends.openenv.reward = "verifier"'
+        for env_key, name in self.functions.items():
+            backend = self.backend_of(env_key)
+            if fix := elsewhere.get(backend):
+                raise ValueError(
+                    f"environments.{env_key}.verifier: {name} never runs, because the backend"
+                    f" {backend!r} grades elsewhere; use {fix}"
+                )
+        return self
+
+    @property
+    def functions(self) -> dict[str, FunctionName]:
+        """The environments' verifiers that are functions of modules, by environment."""
+        named = ((key, each.verifier or "") for key, each in self.environments.items())
+        return {key: name for key, text in named if (name := FunctionName.parse(text))}
 
     @property
     def backend_names(self) -> frozenset[SourceName]:

@@ -21,6 +21,7 @@ from services.env_gateway.grading.verdict import (
     judge_execution,
     no_grade,
 )
+from services.env_gateway.grading.verifier_functions import NamedVerifier
 from services.env_gateway.grading.verifier_request import RefusalRetrier, make_verification
 from services.env_gateway.grading.world_search import search_of_world
 from services.env_gateway.limits.backoff import Backoff
@@ -34,7 +35,7 @@ from services.env_gateway.ports import (
     Verification,
 )
 from services.env_gateway.verify.verifier_finder import VerifierFinder
-from services.env_gateway.verify.verifier_source import VerifierError
+from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
@@ -88,7 +89,8 @@ class NoVerifierError(VerifierError):
 
 class VerifierRunner:
     """Runs verifiers and grades with them. Those in `digests` are trusted; the grader decides
-    where others may run."""
+    where others may run. `by_env` has the sources of environments' verifiers, and `functions` those
+    among them that are named in a module."""
 
     def __init__(
         self,
@@ -96,8 +98,13 @@ class VerifierRunner:
         grader: Grader,
         digests: frozenset[str],
         by_env: Mapping[str, str] | None = None,
+        functions: Mapping[str, NamedVerifier] | None = None,
     ) -> None:
-        self._by_env = by_env or {}
+        self._functions = functions or {}
+        self._by_env = {
+            **(by_env or {}),
+            **{env_key: named.source for env_key, named in self._functions.items()},
+        }
         self._config = config
         self._grader = grader
         self._digests = digests
@@ -132,7 +139,7 @@ class VerifierRunner:
         if source is None:
             return False
         try:
-            return (await self._finder.find_function(source)).takes_conversation
+            return (await self._find_function(task.env_key, source)).takes_conversation
         except VerifierError:
             return False
 
@@ -141,6 +148,12 @@ class VerifierRunner:
         task = submission.task
         verifier = task.verifier or self._by_env.get(task.env_key)
         return replace(submission, task=replace(task, verifier=verifier))
+
+    async def _find_function(self, env_key: str, source: str) -> VerifierFunction:
+        named = self._functions.get(env_key)
+        if named is not None and named.source == source:
+            return named.function
+        return await self._finder.find_function(source)
 
     async def _run_verifier(self, job: GradingJob) -> Execution:
         """Run the verifier once, in the environment or in the gateway. Raises BackendError and
@@ -215,7 +228,7 @@ class VerifierRunner:
         source = job.submission.task.verifier
         if source is None:
             raise NoVerifierError("the task has no verifier")
-        function = await self._finder.find_function(source)
+        function = await self._find_function(job.submission.task.env_key, source)
         retrier = RefusalRetrier(job.until, self._config.timeout_s)
         return make_verification(
             job.instance,

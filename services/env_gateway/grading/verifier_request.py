@@ -38,8 +38,8 @@ def make_verification(
     digests: Collection[str],
     passed_text: PassedText,
 ) -> Verification:
-    """Build the run of the submission's verifier; those with one of `digests` are
-    trusted. `passed_text` notes what tools show it."""
+    """Build the run of the submission's verifier; those with one of `digests`, and functions that
+    need packages, are trusted. `passed_text` notes what tools show it."""
     source = submission.task.verifier or ""
     return Verification(
         source=source,
@@ -51,7 +51,8 @@ def make_verification(
             submission.final_answer, submission.conversation, submission.task.metadata
         ),
         call=_make_call(instance, submission.readable, retrier, passed_text),
-        trusted=is_trusted(source, digests),
+        trusted=function.packages or is_trusted(source, digests),
+        packages=function.packages,
     )
 
 

@@ -28,5 +28,11 @@ def {SEARCH}(env):
 def search_of_world(verification: Verification) -> Verification:
     """Return the search to run in place of a verifier. Its result is 1 if the phrase is there."""
     return replace(
-        verification, source=_SOURCE, function=SEARCH, arguments={}, call=None, trusted=True
+        verification,
+        source=_SOURCE,
+        function=SEARCH,
+        arguments={},
+        call=None,
+        trusted=True,
+        packages=False,
     )

@@ -1,19 +1,22 @@
-"""Command lines of verifier processes: plain, or in a sandbox by bubblewrap.
+"""Command lines of verifier processes: plain, with packages, or in a sandbox by bubblewrap.
 
 The sandbox has a read-only file system with the files that Python needs and no more: no
 home, no /etc, no /proc, no /dev, nothing writable. It has its own user, no network, and no
 environment."""
 
 import itertools
+import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import services
+from services.common.process.python_command import python_command, tied_command
 from services.env_gateway.verify import cgroup, seccomp
 from services.env_gateway.verify.cgroup import ControlGroups
 from services.env_gateway.verify.verifier_process import FILTER, INFO, ProcessCommand, StartError
@@ -26,6 +29,13 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from services.env_gateway.verify.worker import main; main()"
 )
+# Flotilla's own folder is searched no longer: a user's package may be called as one in it.
+_PACKAGES_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from services.env_gateway.verify.worker import main; del sys.path[0]; main()"
+)
+# Importing a package with torch takes long on a busy machine.
+_PACKAGES_START_S = 120.0
 # Isolated from the environment, from site packages and from the directory it starts in.
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT)
 # Prefixes that Python shares with everything else.
@@ -45,9 +55,23 @@ _NEXT_USER: Iterator[int] = itertools.cycle(_USERS)
 
 
 def plain_command(memory_bytes: int) -> ProcessCommand:
-    """Return the command of a process without a sandbox, for trusted verifiers."""
+    """Return the command of a process without a sandbox, for trusted verifiers in Python alone."""
     limits = (str(memory_bytes), "0")
     return ProcessCommand((sys.executable, *_PYTHON, str(_ROOT), *limits))
+
+
+def packages_command(
+    memory_bytes: int, modules: Sequence[tuple[str, str, str]] = ()
+) -> ProcessCommand:
+    """Return the command of a process for functions of `modules`, each (folder, module, SHA-256):
+    with the packages and the working directory of this process, and none of its secrets."""
+    words = (_PACKAGES_BOOT, str(_ROOT), str(memory_bytes), "0", json.dumps(modules))
+    return ProcessCommand(
+        tied_command(signal.SIGKILL, *python_command("-X", "utf8", "-c", *words)),
+        environ=os.environ,
+        folder=os.getcwd(),
+        start_s=_PACKAGES_START_S,
+    )
 
 
 class Sandbox:

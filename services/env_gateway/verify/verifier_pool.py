@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from services.common.telemetry.log import get_logger
@@ -85,8 +85,9 @@ class SpareProcesses:
 class VerifierPool:
     """A Grader with up to `size` processes, shared fairly between runs by weight.
 
-    Trusted verifiers share plain processes. Each other one gets its own sandboxed process, which
-    ends with it; with `unsafe`, a plain process if there can be no sandbox.
+    Trusted verifiers share plain processes; those that need packages share others, which have
+    imported `modules`, each (folder, module, SHA-256). Each other one gets its own sandboxed
+    process, which ends with it; with `unsafe`, a plain process if there can be no sandbox.
     """
 
     def __init__(
@@ -96,16 +97,20 @@ class VerifierPool:
         memory_bytes: int,
         cpu_s: float = 30.0,
         unsafe: bool = False,
+        modules: Sequence[tuple[str, str, str]] = (),
         weight_of: WeightOf = equal_weight,
     ) -> None:
         self._size = size
         self._plain = sandbox.plain_command(memory_bytes)
+        # By whether a verifier needs packages.
+        self._commands = {False: self._plain, True: sandbox.packages_command(memory_bytes, modules)}
+        self._kinds = [False, True] if modules else [False]
         self._unsafe = unsafe
         self._sandbox = Sandbox.find_installed(
             memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S
         )
         self._places = Gate(ConcurrencyLimit(size), weight_of=weight_of)
-        self._idle: deque[VerifierProcess] = deque()
+        self._idle: dict[bool, deque[VerifierProcess]] = {False: deque(), True: deque()}
         self._running: set[VerifierProcess] = set()
         self._spares = SpareProcesses(self._start_untrusted, size)
 
@@ -115,14 +120,15 @@ class VerifierPool:
         return self._sandbox.limits if self._sandbox else []
 
     async def start_workers(self) -> None:
-        """Start the processes for trusted verifiers before the first grade."""
-        started = await asyncio.gather(*(self._start_trusted() for _ in range(self._size)))
-        self._idle.extend(started)
+        """Start the processes for trusted verifiers before the first grade. Raises StartError."""
+        for packages in self._kinds:
+            starting = (self._start_trusted(packages=packages) for _ in range(self._size))
+            self._idle[packages].extend(await asyncio.gather(*starting))
 
     async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
         async with self._places.hold_place(verification.run_id, math.inf):
             try:
-                worker = await self._take_worker(trusted=verification.trusted)
+                worker = await self._take_worker(verification)
             except StartError as error:
                 _LOG.warning("verifier_not_run", error=str(error))
                 digest = hashlib.sha256(verification.source.encode()).hexdigest()
@@ -135,28 +141,31 @@ class VerifierPool:
                 return await _run_verification(worker, verification, timeout_s)
             finally:
                 fresh = not worker.busy and worker.jobs < _JOBS_PER_WORKER
-                await self._put_back(worker, keep=fresh and verification.trusted)
+                await self._put_back(worker, verification, keep=fresh and verification.trusted)
 
     async def close(self) -> None:
-        workers = {*self._idle, *self._running}
-        self._idle.clear()
+        workers = {*self._idle[False], *self._idle[True], *self._running}
+        self._idle = {False: deque(), True: deque()}
         await self._spares.close()
         await asyncio.gather(*(worker.kill() for worker in workers))
 
-    async def _take_worker(self, *, trusted: bool) -> VerifierProcess:
-        if not trusted:
+    async def _take_worker(self, verification: Verification) -> VerifierProcess:
+        if not verification.trusted:
             return await self._spares.take_process()
-        return self._idle.popleft() if self._idle else await self._start_trusted()
+        idle = self._idle[verification.packages]
+        return idle.popleft() if idle else await self._start_trusted(packages=verification.packages)
 
-    async def _put_back(self, worker: VerifierProcess, *, keep: bool) -> None:
+    async def _put_back(
+        self, worker: VerifierProcess, verification: Verification, *, keep: bool
+    ) -> None:
         if keep:
-            self._idle.append(worker)
+            self._idle[verification.packages].append(worker)
         else:
             await worker.kill()
         self._running.discard(worker)
 
-    async def _start_trusted(self) -> VerifierProcess:
-        return await VerifierProcess.start_process(self._plain)
+    async def _start_trusted(self, *, packages: bool) -> VerifierProcess:
+        return await VerifierProcess.start_process(self._commands[packages])
 
     async def _start_untrusted(self) -> VerifierProcess:
         why = "bubblewrap is not installed here"

@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from services.common.process.child_environment import child_environment
 from services.common.telemetry.log import get_logger
 from services.common.text.parsing import run_aside
 from services.env_gateway.large_values import dump_line_aside
@@ -45,11 +47,15 @@ class ProcessCommand:
 
     Two words of `argv` are replaced by descriptors: the seccomp program `filter` is read
     from FILTER, and bubblewrap writes JSON about the first process in the sandbox to INFO.
-    `group` is the control group that the process enters; it is removed with the process."""
+    `group` is the control group that the process enters; it is removed with the process. It
+    gets what a child may have of `environ`, and starts in `folder`."""
 
     argv: tuple[str, ...]
     filter: bytes = b""
     group: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    folder: str = "/"
+    start_s: float = _START_S
 
 
 FILTER, INFO = "{filter}", "{info}"
@@ -89,7 +95,7 @@ class VerifierProcess:
             os.close(writer)
         worker = cls(process, command.group)
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(command.start_s):
                 await worker._receive_ready()
             worker.inside = _open_first_process(reader) if INFO in command.argv else None
         except (WorkerDiedError, ProtocolError, TimeoutError) as error:
@@ -99,7 +105,7 @@ class VerifierProcess:
                 (await process.stderr.read(_STDERR_BYTES)).decode("utf-8", "replace").strip()
             )
             raise StartError(
-                stderr_text or str(error) or f"not ready after {_START_S} s"
+                stderr_text or str(error) or f"not ready after {command.start_s:g} s"
             ) from error
         except BaseException:
             await worker.kill()
@@ -141,7 +147,8 @@ class VerifierProcess:
                 os.close(self.inside)
                 self.inside = None
             elif self.is_alive:
-                self._process.kill()
+                # With what it has started.
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._stdin.close()
         try:
             async with asyncio.timeout(_END_S):
@@ -181,7 +188,7 @@ class VerifierProcess:
 
 
 async def _spawn_process(command: ProcessCommand, info: int) -> asyncio.subprocess.Process:
-    """Spawn the process with an empty environment; bubblewrap's own would show in /proc."""
+    """Spawn the process; bubblewrap's own environment, which would show in /proc, is empty."""
     content = _readable_descriptor(command.filter)
     words = {FILTER: str(content), INFO: str(info)}
     try:
@@ -190,8 +197,8 @@ async def _spawn_process(command: ProcessCommand, info: int) -> asyncio.subproce
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            cwd="/",
-            env={},
+            cwd=command.folder,
+            env=child_environment(ours=True, environ=command.environ),
             limit=LINE_BYTES,
             pass_fds=[int(number) for word, number in words.items() if word in command.argv],
             start_new_session=True,

@@ -21,10 +21,14 @@ class VerifierError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VerifierFunction:
+    """A verifier's name and what it takes besides `env`. With `packages` it needs what is installed
+    beside Flotilla, and the operator trusts it."""
+
     name: str
     takes_final_answer: bool
     takes_conversation: bool
     takes_metadata: bool = False
+    packages: bool = False
 
     def choose_arguments(
         self, final_answer: str | None, conversation: str | None, metadata: Any
@@ -46,6 +50,19 @@ def find_verifier(source: str) -> VerifierFunction:
     function = min(functions, key=_rank_function)
     if isinstance(function, ast.AsyncFunctionDef):
         raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
+    return _describe_function(function)
+
+
+def find_named(source: str, name: str) -> VerifierFunction:
+    """Find the function `name` of a module's source, plain or async. Raises VerifierError."""
+    functions = {function.name: function for function in _parse_functions(source)}
+    if name not in functions:
+        known = ", ".join(functions) or "none"
+        raise VerifierError(f"it defines no function {name!r}; those at its top level: {known}")
+    return _describe_function(functions[name])
+
+
+def _describe_function(function: ast.FunctionDef | ast.AsyncFunctionDef) -> VerifierFunction:
     names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
     takes_all = function.args.kwarg is not None
     return VerifierFunction(

@@ -15,8 +15,8 @@ import resource
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from types import CodeType
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import CodeType, CoroutineType
 from typing import Any, TextIO
 
 from services.env_gateway.verify.python_substitutes import sort_in_memory, wake_loops_by_pipes
@@ -72,6 +72,10 @@ class Bounded(io.StringIO):
         return super().getvalue() + last
 
 
+class GatewayGoneError(EOFError):
+    """The gateway's end of the pipe is closed."""
+
+
 class Databases:
     """The databases of one job: copies in memory if the gateway sends them, else queries to it."""
 
@@ -113,9 +117,20 @@ def _open_copy(content: bytes) -> sqlite3.Connection:
 
 
 class Worker:
-    def __init__(self, reader: TextIO, writer: TextIO) -> None:
+    """Runs verifiers that arrive at `reader`. `describe` makes a text of what they raise, and
+    `unwrap` plain values of the numbers of packages, where there are any."""
+
+    def __init__(
+        self,
+        reader: TextIO,
+        writer: TextIO,
+        describe: Callable[[BaseException], str] | None = None,
+        unwrap: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._describe = describe or _describe_error
+        self._unwrap = unwrap
         self._compiled: dict[str, CodeType] = {}
 
     def serve(self) -> None:
@@ -133,12 +148,17 @@ class Worker:
                 exec(self._compile_source(job["source"]), names)
                 env = Environment(databases.run, self._call_tool)
                 value = names[job["function"]](env, **job["arguments"])
+                if isinstance(value, CoroutineType):
+                    value = self._run_coroutine(value)
+                if self._unwrap:
+                    value = self._unwrap(value)
             return _done(value, printed)
-        except EOFError:
+        except GatewayGoneError:
             raise
         except BaseException as error:  # noqa: BLE001
             # A verifier may raise anything, SystemExit and KeyboardInterrupt included.
-            return {"error": _describe_error(error), "stdout": printed.getvalue()}
+            message = self._describe(error)[:_ERROR_CHARS]
+            return {"error": message, "stdout": printed.getvalue()}
         finally:
             databases.close()
 
@@ -153,6 +173,13 @@ class Worker:
             self._compiled[source] = code
         return code
 
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        import asyncio
+
+        if self._unwrap is None:
+            wake_loops_by_pipes()
+        return asyncio.run(coroutine)
+
     def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         answer = self._request_gateway({"call": name, "arguments": dict(arguments)})
         if "error" in answer:
@@ -163,7 +190,7 @@ class Worker:
         self._write(question)
         line = self._reader.readline()
         if not line:
-            raise EOFError("the gateway has gone")
+            raise GatewayGoneError("the gateway has gone")
         return json.loads(line)
 
     def _write(self, message: Mapping[str, Any]) -> None:
@@ -228,7 +255,7 @@ def _describe_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f.lineno for f in reversed(frames) if f.filename == "<verifier>"), None)
     where = f" (line {line} of the verifier)" if line else ""
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARS] + where
+    return f"{type(error).__name__}: {error}"[: _ERROR_CHARS - len(where)] + where
 
 
 def _limit_resources(memory_bytes: int, cpu_s: int) -> None:
@@ -270,9 +297,41 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
 
 def main() -> None:
     memory_bytes, cpu_s = (int(arg) for arg in sys.argv[2:4])
+    if len(sys.argv) > 4:
+        return _serve_packages(memory_bytes, json.loads(sys.argv[4]))
     _limit_resources(memory_bytes, cpu_s)
     reader, writer = _take_pipes()
     sort_in_memory()
     sys.stdin, sys.stdout, sys.stderr = io.StringIO(), Bounded(), Bounded()
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(GatewayGoneError, BrokenPipeError):
         Worker(reader, writer).serve()
+
+
+def _serve_packages(memory_bytes: int, modules: Sequence[tuple[str, str, str]]) -> None:
+    """Import the modules, and run their functions. They may use threads, files and sockets; what
+    they print outside of Python is dropped."""
+    # Not in the sandbox: it starts sooner without what this imports.
+    from services.env_gateway.verify.package_module import (
+        ModuleError,
+        describe_error,
+        import_checked,
+        unwrap_numbers,
+    )
+
+    # Of the address space, shared libraries alone may take more.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    reader = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    writer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8")
+    os.dup2(nothing.fileno(), 0)
+    os.dup2(nothing.fileno(), 1)
+    sys.stdin = sys.stdout = nothing
+    try:
+        import_checked(modules)
+    except ModuleError as error:
+        os.write(2, str(error).encode("utf-8", "replace"))
+        raise SystemExit(1) from error
+    os.dup2(nothing.fileno(), 2)
+    with contextlib.suppress(GatewayGoneError, BrokenPipeError):
+        Worker(reader, writer, describe_error, unwrap_numbers).serve()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.common.spec.spec_files import named_files
 from services.common.spec.spec_loading import load_spec
 
 SPEC = """
@@ -80,3 +81,45 @@ def test_a_chat_template_is_named_from_the_working_directory_too(
     stored = tmp_path / "mine/run.json"
     stored.write_text('{"rollout": {"dialect": {"chat_template": ""}}}')
     assert load_spec(stored, given)["rollout"]["dialect"] == {"chat_template": ""}
+
+
+def write_function(folder: Path, name: str) -> Path:
+    (folder / "graders").mkdir(parents=True)
+    (folder / "graders/__init__.py").touch()
+    (folder / "graders/notes.py").touch()
+    path = folder / "run.toml"
+    path.write_text(f'[env_gateway.environments.notes]\nverifier = "{name}"\n')
+    return path
+
+
+def function_of(path: Path) -> str:
+    return load_spec(path)["env_gateway"]["environments"]["notes"]["verifier"]
+
+
+def test_a_function_of_a_module_beside_the_spec_gets_the_folder_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_function(tmp_path / "mine", "graders.notes:graded")
+    assert function_of(path) == "mine/graders.notes:graded"
+    (tmp_path / "mine/again.toml").write_text(
+        path.read_text().replace("graders.notes", "mine/graders.notes")
+    )
+    assert function_of(tmp_path / "mine/again.toml") == "mine/graders.notes:graded"
+    monkeypatch.chdir(tmp_path / "mine")
+    assert function_of(Path("run.toml")) == "./graders.notes:graded"
+
+
+@pytest.mark.parametrize("name", ["graders.absent:graded", "json:loads", "elsewhere/notes:graded"])
+def test_a_function_of_another_module_keeps_its_name(tmp_path: Path, name: str) -> None:
+    assert function_of(write_function(tmp_path / "mine", name)) == name
+
+
+def test_a_folder_of_modules_counts_from_the_spec(tmp_path: Path) -> None:
+    path = write_function(tmp_path / "mine", "graders/notes:graded")
+    assert function_of(path) == f"{tmp_path}/mine/graders/notes:graded"
+
+
+def test_a_function_is_no_input_file_of_a_rented_machine(tmp_path: Path) -> None:
+    path = write_function(tmp_path / "mine", "graders.notes:graded")
+    assert list(named_files(load_spec(path))) == []
