@@ -36,28 +36,19 @@ class ScreenConfig(ConfigModel):
 
 
 class EnvironmentConfig(ConfigModel):
-<<<<<<< HEAD
-    """Overrides for one environment; unset fields take the section's values. `verifier` is a
-    Python file that grades tasks without a verifier of their own. `servers` names the MCP servers
-    whose tools its tasks get, unless a task names its own; not needed if only one is configured.
-    With `grading = "judge"` no verifier runs, not even a task's own: `[learner.judge]` compares the
-    attempts of each group."""
-=======
     """Overrides for one environment; unset fields take the section's values. `verifier` grades
     tasks without a verifier of their own: a Python file, or a function of an installed module or of
     one beside the spec, `"mypackage.rewards:graded"`. `servers` names the MCP servers
-    whose tools its tasks get, unless a task names its own; not needed if only one is configured."""
->>>>>>> 4d76b56f96dafdacd27d0d22d305543f0f262ee4
+    whose tools its tasks get, unless a task names its own; not needed if only one is configured.
+
+    With `grading = "judge"` no verifier runs, not even a task's own: `[learner.judge]` compares the
+    attempts of each group."""
 
     backend: BackendName | None = None
     servers: tuple[str, ...] = ()
     screen: ScreenConfig | None = None
-<<<<<<< HEAD
-    verifier: Path | None = None
-    grading: Literal["verifier", "judge"] = "verifier"
-=======
     verifier: str | None = None
->>>>>>> 4d76b56f96dafdacd27d0d22d305543f0f262ee4
+    grading: Literal["verifier", "judge"] = "verifier"
     max_episodes: Count | None = None
     max_calls: Count | None = None
 
