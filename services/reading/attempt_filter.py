@@ -7,6 +7,8 @@ from typing import Any
 from services.common.domain.pass_rates import PASS_REWARD
 
 _ENDED = "coalesce(t.failure, json_extract(t.summary, '$.stop_reason'))"
+# A judge's score passes nothing. Not in journals before format 9.
+_GRADED = "coalesce(json_extract(t.summary, '$.judged'), 0) = 0"
 _TOOL_ERRORS = "json_extract(t.summary, '$.counts.tool_errors')"
 
 
@@ -33,7 +35,7 @@ class AttemptFilter:
             ("g.step = ?", self.step, self.step),
             ("json_extract(g.spec, '$.task[1]') = ?", self.env_key, self.env_key),
             ("g.group_id = ?", self.group_id, self.group_id),
-            (f"(coalesce(t.reward, -1) >= ?) {sign} 1", self.passed, PASS_REWARD),
+            (f"({_GRADED} AND coalesce(t.reward, -1) >= ?) {sign} 1", self.passed, PASS_REWARD),
             ("(t.reward IS NOT NULL) = ?", self.graded, self.graded),
             ("t.reward >= ?", self.least_reward, self.least_reward),
             ("t.reward <= ?", self.most_reward, self.most_reward),

@@ -187,7 +187,9 @@ NAMED = st.dictionaries(st.text(max_size=20), VALUES[int], max_size=8)
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    graded = draw(st.booleans())
+    judged = draw(st.booleans())
+    # Whole, like one that is graded.
+    graded = judged or draw(st.booleans())
     failure = None if graded else draw(st.sampled_from(FailureKind))
     no_grade = failure is FailureKind.NO_GRADE and draw(st.booleans())
     stop = st.sampled_from(StopReason)
@@ -199,7 +201,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             key=every_field(AttemptKey),
             sequences=st.just(held),
             content_digest=st.just(content_digest(held)),
-            reward=REWARDS if graded else st.none(),
+            reward=REWARDS if graded and not judged else st.none(),
+            judged=st.just(judged),
             failure=st.just(failure),
             no_grade=st.sampled_from(NoGradeReason).map(str) if no_grade else st.just(""),
             # The policy writes nothing only if the prompt alone was too long.
@@ -207,7 +210,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             if graded and silent
             else (stop if graded else st.none() | stop),
             partial_reward=st.none() | REWARDS,
-            named_rewards=NAMED_REWARDS if graded else st.just({}),
+            named_rewards=NAMED_REWARDS if graded and not judged else st.just({}),
             turns=st.lists(every_field(TurnTiming), max_size=3).map(tuple),
             counts=every_field(Counts, tool_errors=NAMED, parse_messages=NAMED),
             facts=every_field(Facts, tool_schema_digest=HEX, prompt_digest=HEX),
@@ -596,6 +599,9 @@ def recorded_tries() -> dict[str, Trajectory]:
             AttemptKey("g-1", 3, 0), played_state(), StopReason.DONE, unknown
         ),
         "failed": failed,
+        "to_be_judged": make_finished_trajectory(
+            AttemptKey("g-1", 5, 0), played_state(), StopReason.DONE, Grade(to_be_judged=True)
+        ),
     }
 
 

@@ -47,6 +47,7 @@ def outcome_fields(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "partial_reward": trajectory.partial_reward,
         "named_rewards": dict(trajectory.named_rewards),
+        "judged": trajectory.judged,
         "failure": trajectory.failure,
         "no_grade": trajectory.no_grade,
         "detail": trajectory.detail,

@@ -41,6 +41,8 @@ def draw_attempt(attempt: Attempt, decode: Decode, *, whole: bool = False) -> Te
 
 def _format_verdict(attempt: Attempt) -> tuple[str, str]:
     reward = attempt["reward"]
+    if attempt["judged"] and not attempt["failure"]:
+        return ("TO BE JUDGED" if reward is None else "JUDGED"), "cyan"
     if reward is None:
         return "NO REWARD", "magenta"
     return ("PASS", "green") if reward >= 1.0 else ("FAIL", "red")
@@ -59,7 +61,7 @@ def _list_facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
     yield "task", attempt["task_prompt"]
     reward = "not known" if attempt["reward"] is None else f"{attempt['reward']:g}"
     partial = attempt["partial_reward"]
-    ended = [f"reward {reward}", *([] if partial is None else [f"partial {partial:g}"])]
+    ended = [f"reward {reward}" + (", judged" if attempt["judged"] else ""), *([] if partial is None else [f"partial {partial:g}"])]
     ended += [f"{name} {value:g}" for name, value in attempt["named_rewards"].items()]
     ended.append(f"stop reason {attempt['failure'] or attempt['stop_reason']}")
     yield "outcome", ", ".join(ended)

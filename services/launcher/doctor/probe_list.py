@@ -37,6 +37,7 @@ PROBES = (
     _lazy_probe("secrets", "secrets", 5.0),
     _lazy_probe("fleet", "adapters.key_probe", 15.0),
     _lazy_probe("tinker", "adapters.tinker_probe", 15.0),
+    _lazy_probe("judge", "adapters.judge_probe", 20.0),
     _lazy_probe("wandb", "adapters.key_probe", 15.0),
     _lazy_probe("slack", "adapters.key_probe", 15.0),
     _lazy_probe("webhook", "tcp_ports", 10.0),

@@ -75,6 +75,7 @@ _FACTS = pa.schema(
         ("reward", pa.float64()),
         ("partial_reward", pa.float64()),
         ("passed", pa.bool_()),
+        ("judged", pa.bool_()),
         ("stop_reason", _TEXT),
         ("failure", _TEXT),
         ("no_grade", _TEXT),
@@ -181,13 +182,14 @@ def _flush(writer: pq.ParquetWriter, rows: list[Row], schema: pa.Schema) -> None
 
 
 def _to_columns(row: Row, schema: pa.Schema) -> Row:
-    reward = row["reward"]
+    # Rows that an earlier flotilla dumped are not judged, and have no named rewards.
+    reward, judged = row["reward"], row.get("judged", False)
     values = {
         **row,
-        "passed": None if reward is None else reward >= PASS_REWARD,
+        "judged": judged,
+        "passed": None if reward is None or judged else reward >= PASS_REWARD,
         "messages": [_to_message(message) for message in row["messages"]],
         "sequences": [_to_sequence(sequence) for sequence in row["sequences"]],
-        # Rows that an earlier flotilla dumped have no named rewards.
         "named_rewards": json.dumps(row.get("named_rewards", {})),
         **{name: json.dumps(row[name]) for name in ("turns", "counts", "facts")},
     }

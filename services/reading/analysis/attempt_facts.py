@@ -158,7 +158,9 @@ class AttemptFacts:
 
     @property
     def passed(self) -> bool:
-        return self.reward is not None and self.reward >= PASS_REWARD
+        """True for a pass; what a judge's score says is known of its group only."""
+        judged = self.row.get("judged", False)
+        return not judged and self.reward is not None and self.reward >= PASS_REWARD
 
     @property
     def failure(self) -> str:

@@ -19,6 +19,11 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
         ({"servers": [{}]}, "url and command"),
         ({"limits": {"max_calls": 0}}, "max_calls"),
         (
+            {"environments": {"e": {"grading": "judge", "verifier": "v.py"}}},
+            'it never runs with grading = "judge"',
+        ),
+        ({"environments": {"e": {"grading": "llm"}}}, "environments.e.grading"),
+        (
             {"servers": [{"url": "http://x", "parallel_reads": "listed"}]},
             'parallel_reads = "listed" needs read_only_tools',
         ),

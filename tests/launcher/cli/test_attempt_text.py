@@ -16,6 +16,7 @@ def attempt(**media: Any) -> dict[str, Any]:
     return {
         **{"reward": 1.0, "step": 1, "eval_id": "", "group_id": "g", "attempt_index": 0, "try": 0},
         **{"task_key": "t", "task_prompt": "Open it.", "partial_reward": None, "failure": None},
+        "judged": False,
         "named_rewards": {},
         **{"stop_reason": "done", "no_grade": "", "detail": "", "dropped": "", "worker_id": "w"},
         **{"tokens_kept": True, "turns": [], "checks_passed": [], "checks_failed": []},
@@ -39,3 +40,13 @@ def test_a_picture_is_a_line_and_its_token_is_written_once() -> None:
     assert "  user         open <start> <pad> <end>\n" in text
     assert "  picture      image/png, 61,234 bytes, SHA-256 abababababab\n" in text
     assert text.count("<pad>") == 1
+
+
+def test_a_judged_attempt_neither_passes_nor_fails() -> None:
+    judged = attempt() | {"judged": True, "reward": 0.7}
+    text = draw_attempt(judged, str).plain
+    assert text.startswith("JUDGED")
+    assert "reward 0.7, judged" in text
+    assert draw_attempt(judged | {"reward": None}, str).plain.startswith("TO BE JUDGED")
+    failed = judged | {"reward": None, "failure": "no_grade", "no_grade": "judge_failed"}
+    assert draw_attempt(failed, str).plain.startswith("NO REWARD")

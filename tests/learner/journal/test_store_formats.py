@@ -19,8 +19,9 @@ from tests.learner.run.test_train_loop import following, lease_for, query, run_t
 
 
 def to_former(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a journal one of format 6, which had no table of pictures, nor of a teacher's scores."""
-    later = ("pictures", "teacher_scores")
+    """Make a journal one of format 6, which had no table of pictures, nor of a teacher's scores or
+    a judge's verdicts."""
+    later = ("pictures", "teacher_scores", "verdicts")
     former = {name: of for name, of in table_checksums.SEALED.items() if name not in later}
     with monkeypatch.context() as patch, closing(sqlite3.connect(run_dir / JOURNAL_FILE)) as db:
         patch.setattr(table_checksums, "SEALED", former)
@@ -67,6 +68,25 @@ async def test_a_journal_of_format_7_is_resumed_too(tmp_path: Path) -> None:
     with open_read_only(tmp_path / "run" / JOURNAL_FILE) as db:
         assert audit_journal(db).holds
     await open_journal(tmp_path / "run").close()
+    assert version_of(tmp_path) == SCHEMA_VERSION
+
+
+async def test_a_journal_of_format_8_is_resumed_with_a_table_of_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await open_journal(tmp_path / "run").close()
+    path = tmp_path / "run" / JOURNAL_FILE
+    former = {name: of for name, of in table_checksums.SEALED.items() if name != "verdicts"}
+    with monkeypatch.context() as patch, closing(sqlite3.connect(path)) as db:
+        patch.setattr(table_checksums, "SEALED", former)
+        db.execute("DROP TABLE verdicts")
+        db.execute("UPDATE meta SET value = '8' WHERE key = 'schema_version'")
+        position = current_position(db, reseal_tables(db))
+        db.commit()
+    ProgressMark(tmp_path / "run" / MARK_FILE).reset_to(position)
+    journal = open_journal(tmp_path / "run")
+    assert await journal.count_judge_calls() == 0
+    await journal.close()
     assert version_of(tmp_path) == SCHEMA_VERSION
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import trajectory_pb2
 from services.common.rpc.errors import ConfigError
 from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from services.learner.groups.group_endings import GroupEndings
@@ -23,7 +25,7 @@ from services.learner.judge import judge_desk
 from services.learner.ports import JudgeRefusedError
 from services.learner.types import TrainBatch
 from tests.support.fake_ranks import FakeRanks
-from tests.support.learner import RunningLearner, learner, make_config
+from tests.support.learner import RunningLearner, Submission, failed, learner, make_config
 from tests.support.repository import ROOT
 from tests.support.scripted_judge import (
     COMPLETION_TOKENS,
@@ -39,6 +41,7 @@ from tests.support.scripted_judge import (
     serving_judge,
     write_words,
 )
+from tests.support.waiting import until
 
 DOCS = ROOT / "docs" / "metrics.md"
 ENVS = ("env0", "env1", "env2")
@@ -314,3 +317,77 @@ async def test_a_verdict_that_was_journaled_without_its_groups_end_still_drops_t
     assert query(tmp_path, state) == [("dropped", "judge_failed")]
     assert query(tmp_path, f"SELECT count(*) FROM verdicts WHERE group_id = '{group}'") == [(1,)]
     assert holds(tmp_path)
+
+
+async def test_graded_and_judged_attempts_share_no_group(
+    tmp_path: Path, server: ScriptedJudge
+) -> None:
+    class Mixing(JudgedWorker):
+        """Says of the second attempt of a group that it is graded."""
+
+        def show(self, lease: pb.Lease, attempt: pb.LeasedAttempt, made: Submission) -> Submission:
+            mixed = lease.group_id == "g000000r0" and attempt.attempt_index == 1
+            return made if mixed else super().show(lease, attempt, made)
+
+    config = make_config(tmp_path, judge=judge_config(server), steps=1)
+    assert config.judge is not None
+    async with (
+        asking(config.judge) as judge,
+        learner(tmp_path, config, judge=judge, judged=ENVS) as running,
+        Mixing(running.address).working(),
+    ):
+        await asyncio.wait_for(running.task, 60)
+    states = query(tmp_path, "SELECT state, reason FROM groups WHERE group_id = 'g000000r0'")
+    assert states == [("dropped", "grading_changed")]
+    assert query(tmp_path, "SELECT * FROM verdicts WHERE group_id = 'g000000r0'") == []
+
+
+async def test_attempts_lost_with_their_environment_stay_out_of_the_verdict(
+    tmp_path: Path, server: ScriptedJudge
+) -> None:
+    class Losing(JudgedWorker):
+        """Loses the first attempt of each group."""
+
+        def show(self, lease: pb.Lease, attempt: pb.LeasedAttempt, made: Submission) -> Submission:
+            if attempt.attempt_index:
+                return super().show(lease, attempt, made)
+            return failed(lease, attempt, trajectory_pb2.FAILURE_KIND_ENV_LOST)
+
+    size = {"group_size": 3, "max_tries": 1, "min_group": 2}
+    config = make_config(tmp_path, judge=judge_config(server), steps=1, **size)
+    assert config.judge is not None
+    async with (
+        asking(config.judge) as judge,
+        learner(tmp_path, config, judge=judge, judged=ENVS) as running,
+        Losing(running.address).working(),
+    ):
+        await asyncio.wait_for(running.task, 60)
+    for body in server.asked:
+        assert list(attempts_of(body)) == ["A1", "A2"]
+    verdicts = query(tmp_path, "SELECT scores FROM verdicts")
+    assert verdicts
+    assert all(set(json.loads(scores)) == {"1", "2"} for (scores,) in verdicts)
+
+
+async def test_a_worker_that_repeats_a_submission_after_the_verdict_is_told_so(
+    tmp_path: Path, server: ScriptedJudge
+) -> None:
+    sent: list[Submission] = []
+
+    class Keeping(JudgedWorker):
+        def show(self, lease: pb.Lease, attempt: pb.LeasedAttempt, made: Submission) -> Submission:
+            sent.append(super().show(lease, attempt, made))
+            return sent[-1]
+
+    config = make_config(tmp_path, judge=judge_config(server), steps=100)
+    assert config.judge is not None
+    async with (
+        asking(config.judge) as judge,
+        learner(tmp_path, config, judge=judge, judged=ENVS) as running,
+        Keeping(running.address).working() as worker,
+    ):
+        await until(lambda: server.asked and query(tmp_path, "SELECT 1 FROM verdicts"))
+        ((group,), *_) = query(tmp_path, "SELECT group_id FROM verdicts")
+        repeat = next(each for each in sent if each.header.key.group_id == group)
+        assert (await worker.submit(repeat)).repeated_submission
+        running.task.cancel()

@@ -28,3 +28,10 @@ def test_named_rewards_arrive_with_the_reward() -> None:
     assert grade_from_pb(encode_grade(Grade(reward=0.0))).named_rewards == {}
     unknown = Grade(reason=NoGradeReason.TIMEOUT, named_rewards=named)
     assert grade_from_pb(encode_grade(unknown)).named_rewards == {}
+
+
+def test_a_grade_that_a_judge_will_give_is_neither_known_nor_missing() -> None:
+    grade = grade_from_pb(encode_grade(Grade(to_be_judged=True, attempts=0)))
+    assert grade.to_be_judged
+    assert grade.reward is None
+    assert grade.reason is None

@@ -21,11 +21,14 @@ from services.common.rpc.errors import ConfigError
 from services.common.spec.config import parse_config
 from services.rollout.adapters.dialect_choice import choose_dialect
 from services.rollout.adapters.fake import FakeEngine
+from services.rollout.api.codec import lease_from_pb
 from services.rollout.config.rollout import DialectConfig, RolloutConfig
+from services.rollout.episodes.attempt_record import make_submission
 from services.rollout.episodes.episode import AttemptRunner
 from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.types import OUT_OF_TIME, Completion, ToolResult
+from tests.support.fake_peers import lease
 from tests.support.rollout import (
     OK,
     POLICY,
@@ -405,6 +408,15 @@ async def test_what_a_verifier_returned_by_name_is_in_the_trajectory() -> None:
     environment = FakeEnvironment(grade=Grade(1.0, named_rewards={"style": 0.5}))
     trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())
     assert (trajectory.reward, trajectory.named_rewards) == (1.0, {"style": 0.5})
+
+
+async def test_an_attempt_to_be_judged_is_submitted_with_all_its_tokens() -> None:
+    environment = FakeEnvironment(grade=Grade(to_be_judged=True))
+    trajectory = await runner(environment, ["<done>"]).run_attempt(attempt())
+    assert trajectory.awaits_verdict
+    assert (trajectory.failure, trajectory.no_grade) == (None, "")
+    sent = make_submission(trajectory, lease_from_pb(lease()), "w")
+    assert sent.policy_tokens == trajectory.policy_tokens > 0
 
 
 async def test_a_grade_that_is_not_known_is_no_reward() -> None:

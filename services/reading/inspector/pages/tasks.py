@@ -88,7 +88,7 @@ def _pass_rates(groups: Sequence[GroupRow], versions: Mapping[str, int]) -> dict
     found: dict[str, list[tuple[float, float]]] = {"evaluations": [], "training": []}
     for group in groups:
         step = versions.get(group.eval_id) if group.eval_id else group.step
-        if group.rewards and step is not None:
+        if group.rewards and not group.judged and step is not None:
             rate = group.passes / len(group.rewards)
             found["evaluations" if group.eval_id else "training"].append((step, rate))
     return {f"pass rate in {kind}": sorted(points) for kind, points in found.items()}

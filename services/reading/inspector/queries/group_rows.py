@@ -49,6 +49,8 @@ class _Summary(msgspec.Struct):
     counts: _Counts
     checks_passed: list[str]
     checks_failed: list[str]
+    # Not in journals before format 9.
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class TryRow:
     tokens: int
     policy_tokens: int
     seconds: float
+    # Its reward is a judge's score, or will be.
+    judged: bool = False
 
     @property
     def key(self) -> AttemptKey:
@@ -76,7 +80,7 @@ class TryRow:
 
     @property
     def passed(self) -> bool:
-        return self.reward is not None and self.reward >= PASS_REWARD
+        return not self.judged and self.reward is not None and self.reward >= PASS_REWARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class GroupRow:
     size: int = 0
     # Worst first; empty until `with_tries`.
     tries: tuple[TryRow, ...] = ()
+    # Its rewards are a judge's scores, which pass nothing.
+    judged: bool = False
 
     @property
     def signal(self) -> float:
@@ -108,7 +114,7 @@ class GroupRow:
 
     @property
     def passes(self) -> int:
-        return sum(reward >= PASS_REWARD for reward in self.rewards)
+        return 0 if self.judged else sum(reward >= PASS_REWARD for reward in self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +142,9 @@ def window_of(db: sqlite3.Connection, table: str, before: int | None, most: int)
 
 def group_rows(db: sqlite3.Connection, group_ids: Sequence[str]) -> list[GroupRow]:
     """Load groups with their rewards, in the order of their ids; unknown ones are left out."""
-    rewards = _rewards_of(db, group_ids)
+    rewards, judged = _rewards_of(db, group_ids)
     found = {
-        row[0]: _to_group(row, rewards.get(row[0], ()))
+        row[0]: replace(_to_group(row, rewards.get(row[0], ())), judged=row[0] in judged)
         for chunk, marks in _chunks(group_ids)
         for row in db.execute(f"SELECT {_GROUP} FROM groups WHERE group_id IN ({marks})", chunk)
     }
@@ -158,16 +164,23 @@ def _badness(row: TryRow) -> tuple[Any, ...]:
     return (unknown, bool(row.unused), row.reward or 0.0, -row.checks_failed, row.index)
 
 
-def _rewards_of(db: sqlite3.Connection, group_ids: Sequence[str]) -> dict[str, tuple[float, ...]]:
+def _rewards_of(
+    db: sqlite3.Connection, group_ids: Sequence[str]
+) -> tuple[dict[str, tuple[float, ...]], set[str]]:
+    """Return the rewards of groups, and which of them are judged."""
     found: dict[str, list[float]] = {}
+    judged = set[str]()
     for chunk, marks in _chunks(group_ids):
         sql = (
-            f"SELECT group_id, reward FROM trajectories WHERE group_id IN ({marks})"
+            "SELECT group_id, reward, json_extract(summary, '$.judged') FROM trajectories"
+            f" WHERE group_id IN ({marks})"
             " AND reward IS NOT NULL ORDER BY group_id, attempt_index, try"
         )
-        for group_id, reward in db.execute(sql, chunk):
+        for group_id, reward, by_judge in db.execute(sql, chunk):
             found.setdefault(group_id, []).append(reward)
-    return {group_id: tuple(rewards) for group_id, rewards in found.items()}
+            if by_judge:
+                judged.add(group_id)
+    return {group_id: tuple(rewards) for group_id, rewards in found.items()}, judged
 
 
 def _chunks(values: Sequence[str]) -> Iterator[tuple[Sequence[str], str]]:
@@ -215,4 +228,5 @@ def to_try(row: tuple[Any, ...]) -> TryRow:
         tokens=sum(each.tokens for each in data.sequences),
         policy_tokens=sum(span.length for span in spans if span.author == Author.POLICY),
         seconds=sum(turn.generate_s + turn.tools_s for turn in data.turns),
+        judged=data.judged,
     )
