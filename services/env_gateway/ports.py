@@ -378,7 +378,7 @@ class Verification:
     function: str
     query: QueryFn
     snapshot: SnapshotFn
-    arguments: Mapping[str, str | None]
+    arguments: Mapping[str, Any]
     call: CallFn | None = None
     trusted: bool = False
     run_id: str = ""

@@ -54,7 +54,8 @@ class Task:
     """One task. `verifier` is Python source. `current_date` is empty if the environment has no
     clock. A `single_turn` task has no tools: the policy's answer to the prompt is graded. Without
     `offered_tools`, all tools of the modality are offered. `servers` are the MCP servers that it
-    needs, by default those of its environment."""
+    needs, by default those of its environment. `metadata` is its author's own; only a verifier that
+    asks for it reads it."""
 
     key: str
     prompt: str
@@ -69,6 +70,7 @@ class Task:
     raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     offered_tools: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
+    metadata: Any = None
 
 
 def parse_task(text: str) -> Task:
@@ -100,6 +102,7 @@ def read_task(fields: Mapping[str, Any]) -> Task:
         raw_variables=raw_variables,
         offered_tools=_read_names(fields, "offered_tools"),
         servers=_read_names(fields, "servers"),
+        metadata=fields.get("metadata"),
     )
     _check_texts(task)
     return task

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -47,7 +48,9 @@ class UntouchedBaseline:
 
 
 def _make_key(task: Task, verification: Verification) -> _Key:
-    digest = hashlib.sha256(verification.source.encode()).digest()
+    # An environment's verifier grades tasks that differ in their metadata.
+    given = json.dumps(verification.arguments.get("metadata"))
+    digest = hashlib.sha256(f"{given}\0{verification.source}".encode()).digest()
     return digest, task.env_key, task.env_version, task.data_key, task.data_version
 
 
@@ -60,7 +63,10 @@ async def _grade_seed(verification: Verification, run: RunVerifier) -> frozenset
             # Tools show the current state.
             call=None,
             # The policy's answer may pass a check on its own.
-            arguments=dict.fromkeys(verification.arguments, ""),
+            arguments={
+                name: value if name == "metadata" else ""
+                for name, value in verification.arguments.items()
+            },
         )
     )
     if not grade.is_known:

@@ -47,7 +47,9 @@ def make_verification(
         function=function.name,
         query=_make_query(instance, retrier),
         snapshot=_make_snapshot(instance, retrier),
-        arguments=function.choose_arguments(submission.final_answer, submission.conversation),
+        arguments=function.choose_arguments(
+            submission.final_answer, submission.conversation, submission.task.metadata
+        ),
         call=_make_call(instance, submission.readable, retrier, passed_text),
         trusted=is_trusted(source, digests),
     )

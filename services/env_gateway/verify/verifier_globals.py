@@ -131,7 +131,7 @@ class Environment:
             raise KeyError(f"unknown database {name!r}: there are 'seed' and 'current'")
         return Database(name, self._run)
 
-    def call_tool(self, name: str, **arguments: Any) -> Any:
+    def call_tool(self, name: str, /, **arguments: Any) -> Any:
         """Call a read-only tool; return JSON as a value, other text as it is.
 
         This is not part of Fleet's dialect: it serves environments that expose no database.

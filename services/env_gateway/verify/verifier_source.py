@@ -6,6 +6,7 @@ import resource
 import sys
 import warnings
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from services.common.text.printable_text import one_line, print_json
 
@@ -23,13 +24,15 @@ class VerifierFunction:
     name: str
     takes_final_answer: bool
     takes_conversation: bool
+    takes_metadata: bool = False
 
     def choose_arguments(
-        self, final_answer: str | None, conversation: str | None
-    ) -> dict[str, str | None]:
+        self, final_answer: str | None, conversation: str | None, metadata: Any
+    ) -> dict[str, Any]:
         """Return the arguments of a call besides `env`."""
         answer = {"final_answer": final_answer} if self.takes_final_answer else {}
-        return answer | ({"conversation": conversation} if self.takes_conversation else {})
+        told = {"conversation": conversation} if self.takes_conversation else {}
+        return answer | told | ({"metadata": metadata} if self.takes_metadata else {})
 
 
 def find_verifier(source: str) -> VerifierFunction:
@@ -49,6 +52,8 @@ def find_verifier(source: str) -> VerifierFunction:
         function.name,
         takes_final_answer=takes_all or "final_answer" in names,
         takes_conversation=takes_all or "conversation" in names,
+        # Fleet's verifiers that take everything expect nothing else.
+        takes_metadata="metadata" in names,
     )
 
 

@@ -15,6 +15,7 @@ from services.launcher.cli import (
     data_commands,
     env_commands,
     eval_commands,
+    init_commands,
     reading_commands,
     remote_commands,
     tool_commands,
@@ -299,6 +300,7 @@ def doctor(
 env_commands.add_env_commands(app)
 data_commands.add_data_commands(app)
 remote_commands.add_remote_commands(app)
+init_commands.add_init_command(app)
 tool_commands.add_tool_commands(app)
 
 

@@ -51,7 +51,7 @@ def make_bundle(source: str) -> VerifierBundle:
     return VerifierBundle(hashlib.sha256(content).hexdigest(), content)
 
 
-def encode_arguments(instance_id: str, keywords: Mapping[str, str | None]) -> str:
+def encode_arguments(instance_id: str, keywords: Mapping[str, Any]) -> str:
     """Pickle the call's arguments as Fleet expects them: a placeholder for `env`, then its id."""
     arguments = {"args": (None, {"env": instance_id}), "kwargs": dict(keywords)}
     return base64.b64encode(pickle.dumps(arguments, protocol=_PICKLE_PROTOCOL)).decode()
@@ -145,7 +145,9 @@ def _build_request(
     bundle: VerifierBundle,
     timeout_s: float,
 ) -> dict[str, Any]:
-    keywords = function.choose_arguments(submission.final_answer, submission.conversation)
+    keywords = function.choose_arguments(
+        submission.final_answer, submission.conversation, submission.task.metadata
+    )
     return {
         "key": submission.task.key,
         "sha256": bundle.sha256,

@@ -66,10 +66,14 @@ def identify_call(call: PolicyCall) -> list[Any]:
 def identify_grade(submission: Submission) -> Fields:
     """Return all that a grade depends on besides the calls before it. The verifier reads the
     conversation only where there is one."""
+    task = submission.task
+    # A verifier that names no metadata reads none.
+    reads = task.metadata is not None and "metadata" in (task.verifier or "")
     return {
         "answer": scrub(submission.final_answer),
         "conversation": _digest(submission.conversation),
-        "verifier": _digest(submission.task.verifier),
+        "verifier": _digest(task.verifier),
+        **({"metadata": _digest(as_key(task.metadata))} if reads else {}),
     }
 
 

@@ -1,0 +1,82 @@
+"""The command that makes a folder for somebody's own tools: `flotilla init`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def add_init_command(app: typer.Typer) -> None:
+    app.command()(init)
+
+
+def init(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="NAME", help="Folder to create; its name is the environment's."),
+    ],
+    mcp: Annotated[
+        list[str],
+        typer.Option(
+            "--mcp",
+            metavar="COMMAND|URL",
+            help="A server: a command over stdio, in which {episode_dir} is the folder of an"
+            " episode, or a URL. Repeatable.",
+        ),
+    ],
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="What an episode's folder holds at first; copied into NAME/state.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="A variable of the commands, such as MEMORY_FILE={episode_dir}/memory.json;"
+            " $NAME is the value of one of yours. Repeatable.",
+        ),
+    ] = None,
+    key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Variable with the bearer key of the URLs.")
+    ] = "",
+    read_only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--read-only",
+            metavar="TOOL",
+            help="A tool that only reads, although its server does not say so. Repeatable.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        int, typer.Option(min=1, max=2000, help="Tasks to train on; half as many are held out.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other tasks.")] = 0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Episodes that are played concurrently.")
+    ] = 4,
+) -> None:
+    """Make tasks from your own MCP servers: `flotilla init my-files --mcp "npx -y
+    @modelcontextprotocol/server-filesystem {episode_dir}"`.
+
+    Starts the servers, reads their tools, and plays short sequences of calls on fresh instances.
+    Those that change what can be seen, twice alike, become tasks: a prompt, a solution, and the
+    state that is expected. Each is then checked as by `flotilla data check`: its solution passes,
+    and doing nothing does not. The tools that write are called, so name a server that may be
+    changed; of servers at a URL, which all episodes share, only those that read are.
+
+    NAME then holds the run spec, tasks, verifier, solutions, demonstrations, a test and a README.
+    Nothing is written if it fails. Exit code: 0 tasks were made, 1 otherwise.
+    """
+    from services.launcher.cli import init as command
+
+    wish = command.InitWish(
+        *(folder, tuple(mcp), state, tuple(env or ()), key_env, tuple(read_only or ())),
+        *(tasks, seed, concurrency),
+    )
+    raise typer.Exit(command.init_folder(wish))
