@@ -59,7 +59,8 @@ SOURCES = (
         f"tools/tiny_policy/{module}.py"
         for module in (
             *("arithmetic", "build", "courses", "demonstrations", "demonstrator", "drills"),
-            *("eyes", "model", "own_tools", "screens", "tokenizer", "train", "vision_model"),
+            *("eyes", "induction", "model", "own_tools", "screens", "tokenizer", "train"),
+            "vision_model",
         )
     ),
 )

@@ -9,6 +9,7 @@ the demonstrations and to the verifier."""
 import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ from services.common.episodes.conversations import Conversation, SaidCall, SaidT
 DONE_WORD = "Done."
 _WORD = re.compile(r"[A-Za-z_]+|\d+")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Shares of renamed words that are spelled at random, and of drills that keep the user's values.
-_SPELLED, _UNCHANGED = 0.15, 0.1
+# Shares of renamed words that are spelled at random, or any word of the user's, and of drills that
+# keep the user's values.
+_SPELLED, _ANY, _UNCHANGED = 0.05, 0.2, 0.1
 # Share of drills that ask for what two demonstrations do.
 _JOINED = 0.25
 _Change = Callable[[str], str]
@@ -34,14 +36,43 @@ def make_drills(
     played = [each for each in conversations if any(turn.calls for turn in each.turns)]
     if not played:
         raise ValueError("no demonstration calls a tool: there is nothing to drill")
-    most = max(map(_count_calls, played))
+    most, stock = max(map(_count_calls, played)), WordStock(played, words)
     while True:
-        drill = _vary(rng.choice(played), words, rng)
+        drill = _vary(rng.choice(played), stock, rng)
         if rng.random() < _JOINED:
-            other = _vary(rng.choice(played), words, rng)
+            other = _vary(rng.choice(played), stock, rng)
             if _count_calls(drill) + _count_calls(other) <= most and drill.tools == other.tools:
                 drill = _join(drill, other)
         yield _give_up(drill, lazy, rng)
+
+
+class WordStock:
+    """Words that may take the place of others: mostly such as stand in the same place of the same
+    argument of some demonstration: a name is replaced by a name sooner than by a verb."""
+
+    def __init__(self, conversations: Sequence[Conversation], words: Sequence[str]) -> None:
+        self._words = words
+        self._places: defaultdict[str, set[tuple[str, str, int]]] = defaultdict(set)
+        self._standing: defaultdict[tuple[str, str, int], dict[str, None]] = defaultdict(dict)
+        for call in (call for each in conversations for turn in each.turns for call in turn.calls):
+            for name, value in json.loads(call.arguments).items():
+                for leaf in leaves_of(value):
+                    for number, word in enumerate(_WORD.findall(leaf)):
+                        self._places[word].add((call.name, name, number))
+                        self._standing[call.name, name, number][word] = None
+
+    def draw(self, word: str, rng: random.Random) -> str:
+        """Return a word for another one, or a number for a number."""
+        if word.isdigit():
+            # Without a leading zero: JSON has no such numbers.
+            low = 10 ** (len(word) - 1) if len(word) > 1 else 0
+            return str(rng.randint(low, 10 ** len(word) - 1))
+        drawn = rng.random()
+        if drawn < _SPELLED or not self._words:
+            return "".join(rng.choices(_LETTERS, k=rng.randint(2, 7)))
+        if drawn < _SPELLED + _ANY or word not in self._places:
+            return rng.choice(self._words)
+        return rng.choice([*self._standing[rng.choice(sorted(self._places[word]))]])
 
 
 def words_of(texts: Sequence[str]) -> list[str]:
@@ -75,11 +106,11 @@ def _map_leaves(value: Any, change: _Change) -> Any:
     return value
 
 
-def _vary(conversation: Conversation, words: Sequence[str], rng: random.Random) -> Conversation:
+def _vary(conversation: Conversation, stock: WordStock, rng: random.Random) -> Conversation:
     """Return the conversation with other values."""
     if rng.random() < _UNCHANGED:
         return conversation
-    change = _make_renaming(find_values(conversation), words, rng)
+    change = _make_renaming(find_values(conversation), stock, rng)
     return msgspec.structs.replace(
         conversation,
         prompt=change(conversation.prompt),
@@ -108,7 +139,7 @@ def _bounded(text: str) -> str:
     return rf"(?<!\w){re.escape(text)}(?!\w)"
 
 
-def _make_renaming(values: Sequence[str], words: Sequence[str], rng: random.Random) -> _Change:
+def _make_renaming(values: Sequence[str], stock: WordStock, rng: random.Random) -> _Change:
     """Return what replaces each word of these values in a text, always by the same other one."""
     if not values:
         return lambda text: text
@@ -117,21 +148,11 @@ def _make_renaming(values: Sequence[str], words: Sequence[str], rng: random.Rand
     def rename_word(found: re.Match[str]) -> str:
         word = found[0]
         if word not in renamed:
-            renamed[word] = _draw_word(word, words, rng)
+            renamed[word] = stock.draw(word, rng)
         return renamed[word]
 
     pattern = re.compile("|".join(map(_bounded, sorted(values, key=len, reverse=True))))
     return lambda text: pattern.sub(lambda found: _WORD.sub(rename_word, found[0]), text)
-
-
-def _draw_word(word: str, words: Sequence[str], rng: random.Random) -> str:
-    if word.isdigit():
-        # Without a leading zero: JSON has no such numbers.
-        low = 10 ** (len(word) - 1) if len(word) > 1 else 0
-        return str(rng.randint(low, 10 ** len(word) - 1))
-    if rng.random() < _SPELLED or not words:
-        return "".join(rng.choices(_LETTERS, k=rng.randint(2, 7)))
-    return rng.choice(words)
 
 
 def _change_turn(turn: SaidTurn, change: _Change) -> SaidTurn:
@@ -149,7 +170,7 @@ def _join(first: Conversation, second: Conversation) -> Conversation:
     """Return a conversation that asks for both, and does both."""
     return msgspec.structs.replace(
         first,
-        prompt=f"{first.prompt} {second.prompt}",
+        prompt=f"{first.prompt} Then {second.prompt[:1].lower()}{second.prompt[1:]}",
         turns=(*(turn for turn in first.turns if turn.calls), *second.turns),
     )
 

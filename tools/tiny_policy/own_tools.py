@@ -64,10 +64,10 @@ def recipe_for_tools(seed: int) -> Recipe:
         course="own tools",
         demonstrations=DRILLS,
         vocab_size=VOCABULARY,
-        shape=Shape(max_positions=MOST_TOKENS),
+        shape=Shape(feed_forward=128, max_positions=MOST_TOKENS, rope_theta=1e6, induces=True),
         habits=Habits(lazy={}, sloppy=0.0),
         # Copying is learnt sooner where nobody gives up.
-        basics=Schedule(500, 8),
+        basics=Schedule(400, 8),
         schedule=Schedule(60, 8, learning_rate=3e-3),
         repeats_basics=False,
     )
