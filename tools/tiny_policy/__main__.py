@@ -1,4 +1,4 @@
-"""Command line: `python -m tools.tiny_policy build` and `python -m tools.tiny_policy evaluate`."""
+"""Command line: `python -m tools.tiny_policy build`, `fit` and `evaluate`."""
 
 import argparse
 import os
@@ -36,6 +36,8 @@ examples:
   python -m tools.tiny_policy build --seed 0 --out build/tiny-0
   python -m tools.tiny_policy build --course arithmetic --out build/tiny-arithmetic-0
   python -m tools.tiny_policy build --course screen --out build/tiny-screen-0
+  python -m tools.tiny_policy fit --demonstrations demonstrations.jsonl --tasks tasks/train.jsonl \\
+      tasks/heldout.jsonl --out tiny
   python -m tools.tiny_policy evaluate --model build/tiny-0"""
 
 
@@ -55,6 +57,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--seed", type=_parse_natural, default=0, help="from 0; default %(default)s")
     build.add_argument("--out", type=Path, required=True, help="the folder, such as build/tiny-0")
+    fit = commands.add_parser(
+        "fit",
+        help="make a policy folder for one's own tools",
+        description="Make such a folder from demonstrations, as `flotilla init` writes them: the "
+        "policy knows tools and words, copies values it has never seen, and gives up early.",
+    )
+    fit.add_argument("--demonstrations", type=Path, required=True, help="conversations with tools")
+    fit.add_argument(
+        "--tasks", type=Path, nargs="+", required=True, help="task files whose words it knows"
+    )
+    fit.add_argument("--seed", type=_parse_natural, default=0, help="from 0; default %(default)s")
+    fit.add_argument("--out", type=Path, required=True, help="the folder")
     evaluate = commands.add_parser(
         "evaluate",
         help="measure pass@1 of a policy folder, sampled and greedy",
@@ -88,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "build":
             return _build_policy(options.out, options.course, options.seed, console)
+        if options.command == "fit":
+            return _fit_policy(options, console)
         return _evaluate_policy(options.model, options.course, options.tasks, options.seed, console)
     except KeyboardInterrupt:
         console.print("interrupted: nothing was written")
@@ -101,6 +117,25 @@ def _build_policy(out: Path, course: str, seed: int, console: Console) -> int:
         try:
             fresh = build(out, recipe_for(course, seed), show_progress)
         except BuildError as error:
+            console.print(f"error: {error}", markup=False)
+            return 2
+    console.print(f"{out}: {'built' if fresh else 'up to date'}", markup=False)
+    return 0
+
+
+def _fit_policy(options: argparse.Namespace, console: Console) -> int:
+    from services.common.tasks.task_files import TaskFileError
+    from services.reading.demonstrations.conversation_files import ConversationFileError
+    from tools.tiny_policy.build import BuildError
+    from tools.tiny_policy.own_tools import build_for_tools, recipe_for_tools
+
+    out, recipe = options.out, recipe_for_tools(options.seed)
+    with _shown_progress(console) as show_progress:
+        try:
+            fresh = build_for_tools(
+                out, options.demonstrations, options.tasks, recipe, show_progress
+            )
+        except (BuildError, ConversationFileError, TaskFileError, ValueError) as error:
             console.print(f"error: {error}", markup=False)
             return 2
     console.print(f"{out}: {'built' if fresh else 'up to date'}", markup=False)

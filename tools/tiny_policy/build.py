@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.dialects.template import TemplateDialect
-from tools.tiny_policy.courses import COURSES
+from tools.tiny_policy.courses import COURSES, Course
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.eyes import Eyes
 from tools.tiny_policy.model import Shape, build_model, save_model
@@ -49,15 +49,18 @@ SOURCES = (
     "environments/gsm8k/*.py",
     "environments/screen/*.py",
     "services/common/domain/task_text.py",
+    "services/common/episodes/conversations.py",
     "services/common/images/*.py",
+    "services/reading/demonstrations/conversation_*.py",
     "services/rollout/adapters/tokenizer.py",
     "services/rollout/dialects/template.py",
     "services/rollout/dialects/template_turns.py",
     *(
         f"tools/tiny_policy/{module}.py"
         for module in (
-            *("arithmetic", "build", "courses", "demonstrations", "demonstrator"),
-            *("eyes", "model", "screens", "tokenizer", "train", "vision_model"),
+            *("arithmetic", "build", "courses", "demonstrations", "demonstrator", "drills"),
+            *("eyes", "induction", "model", "own_tools", "screens", "tokenizer", "train"),
+            "vision_model",
         )
     ),
 )
@@ -80,8 +83,11 @@ class Recipe:
     tower: Tower | None = None
     habits: Habits = field(default_factory=Habits)
     schedule: Schedule = field(default_factory=Schedule)
-    # Trains on descriptions only, before `schedule` trains on all.
-    describing: Schedule | None = None
+    # Trains on basic examples only, before `schedule` trains on all, or only on the others.
+    basics: Schedule | None = None
+    repeats_basics: bool = True
+    # SHA-256 of the files that the course is made of, if it is of one's own tools.
+    files: str = ""
 
 
 def recipe_for(course: str, seed: int) -> Recipe:
@@ -96,7 +102,7 @@ def recipe_for(course: str, seed: int) -> Recipe:
             schedule=Schedule(800, 16, learning_rate=4e-3, weight_decay=0.0),
             # Which place has which colour is learnt all of a sudden, and later the more there is
             # to learn next to it.
-            describing=Schedule(600, 32, learning_rate=4e-3, weight_decay=0.0),
+            basics=Schedule(600, 32, learning_rate=4e-3, weight_decay=0.0),
         )
     return Recipe(seed, course)
 
@@ -105,8 +111,14 @@ class BuildError(Exception):
     """The folder cannot be built; the message states the fix."""
 
 
-def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, total: None) -> bool:
-    """Build the folder of `recipe` at `out`; return False if it is already up to date.
+def build(
+    out: Path,
+    recipe: Recipe,
+    progress: Progress = lambda stage, done, total: None,
+    course: Course | None = None,
+) -> bool:
+    """Build the folder of `recipe` at `out`; return False if it is already up to date. A `course`
+    takes the place of the one that the recipe names.
 
     Readers see the old folder or the new one, never a part. Waits while another process builds the
     same folder. Raises `BuildError` if `out` holds other files.
@@ -119,7 +131,7 @@ def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, to
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
             fresh = Path(scratch) / "new"
             fresh.mkdir()
-            _fill_folder(fresh, recipe, digest, progress)
+            _fill_folder(fresh, recipe, course or COURSES[recipe.course], digest, progress)
             if out.exists():
                 out.rename(Path(scratch) / "old")
             fresh.rename(out)
@@ -148,16 +160,17 @@ def _is_built(out: Path, digest: str) -> bool:
     return bool(json.loads(manifest.read_text()).get("digest") == digest)
 
 
-def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None:
+def _fill_folder(
+    folder: Path, recipe: Recipe, course: Course, digest: str, progress: Progress
+) -> None:
     """Train tokenizer and model, and write them with the manifest."""
     started = process_time()
     # More threads would change the order of additions, and so the bits of the result.
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     progress("tokenizer", 0, 1)
-    texts = COURSES[recipe.course].vocabulary_texts()
     sees = recipe.tower is not None
-    tokenizer = train_tokenizer(texts, recipe.vocab_size, vision=sees)
+    tokenizer = train_tokenizer(course.vocabulary_texts(), recipe.vocab_size, vision=sees)
     progress("tokenizer", 1, 1)
     save_tokenizer(tokenizer, folder)
     model = _start_model(recipe, tokenizer)
@@ -165,13 +178,14 @@ def _fill_folder(folder: Path, recipe: Recipe, digest: str, progress: Progress) 
     if recipe.tower is not None:
         save_processor(recipe.tower, folder)
     eyes = Eyes(folder) if sees else None
-    last_loss = _train_model(model, recipe, tokenizer, eyes, progress)
+    last_loss = _train_model(model, recipe, course, tokenizer, eyes, progress)
     save_model(model, folder)
     manifest = {
         "digest": digest,
         "recipe": asdict(recipe),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": len(tokenizer),
+        **course.measures(TransformersTokenizer(tokenizer)),
         "last_loss": round(last_loss, 4),
         "cpu_seconds": round(process_time() - started, 1),
     }
@@ -195,15 +209,18 @@ def _start_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Model:
 def _train_model(
     model: Model,
     recipe: Recipe,
+    course: Course,
     tokenizer: PreTrainedTokenizerFast,
     eyes: Eyes | None,
     progress: Progress,
 ) -> float:
     """Warm-start the model; return the mean loss of its last 50 steps, in nats a token."""
-    examples = _make_examples(recipe, TransformersTokenizer(tokenizer), eyes, progress)
+    examples = _make_examples(recipe, course, TransformersTokenizer(tokenizer), eyes, progress)
     lessons = [(examples, recipe.schedule)]
-    if recipe.describing is not None:
-        lessons.insert(0, ([each for each in examples if each.describes], recipe.describing))
+    if recipe.basics is not None:
+        last = [each for each in examples if recipe.repeats_basics or not each.basic]
+        basic = [each for each in examples if each.basic]
+        lessons = [(basic, recipe.basics), (last, recipe.schedule)]
     losses: deque[float] = deque(maxlen=50)
     steps, done = sum(schedule.steps for _, schedule in lessons), count(1)
 
@@ -225,10 +242,13 @@ def _train_model(
 
 
 def _make_examples(
-    recipe: Recipe, tokenizer: TransformersTokenizer, eyes: Eyes | None, progress: Progress
+    recipe: Recipe,
+    course: Course,
+    tokenizer: TransformersTokenizer,
+    eyes: Eyes | None,
+    progress: Progress,
 ) -> list[Example]:
     dialect = TemplateDialect(tokenizer, pad=IMAGE_PAD if eyes else "")
-    course = COURSES[recipe.course]
     drawn = course.demonstrations(
         recipe.demonstrations,
         # Seeds share no task, within the range of indices of data ids.

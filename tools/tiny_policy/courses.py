@@ -1,4 +1,6 @@
-"""Courses of a tiny policy by name, each with its vocabulary and demonstrations."""
+"""Courses of a tiny policy by name, each with its vocabulary and demonstrations.
+
+That of somebody's own tools is made of files: `own_tools.py`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,11 +15,12 @@ from tools.tiny_policy.train import Example
 @dataclass(frozen=True)
 class Course:
     """One course. `tokenise` turns each of `demonstrations(count, first=, habits=, rng=)` into an
-    example."""
+    example. What it `measures` with a tokenizer is told in the manifest."""
 
     vocabulary_texts: Callable[[], Iterator[str]]
     demonstrations: Callable[..., Iterator[Any]]
     tokenise: Callable[[Any, TemplateDialect, Tokenizer], Example]
+    measures: Callable[[Tokenizer], Mapping[str, int]] = lambda tokenizer: {}
 
 
 COURSES: Mapping[str, Course] = {

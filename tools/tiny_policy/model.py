@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from tools.tiny_policy.induction import start_induction
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -20,6 +22,8 @@ class Shape:
     feed_forward: int = 192
     max_positions: int = 2048
     rope_theta: float = 10_000.0
+    # Attention begins with `induction.py`, which needs two layers and a `rope_theta` of a million.
+    induces: bool = False
 
 
 def build_model(
@@ -49,6 +53,8 @@ def build_model(
     for module in model.modules():
         if isinstance(module, Qwen3Attention):
             copy_attended_tokens(module.v_proj.weight, module.o_proj.weight)
+    if shape.induces:
+        start_induction(model)
     model.generation_config = GenerationConfig(
         eos_token_id=[eos_token_id, pad_token_id],
         pad_token_id=pad_token_id,

@@ -130,4 +130,4 @@ def tokenize_episode(
             seen = dialect.bridge_ids(np.array(ids), written, [reply], ())
         ids += written + seen
         policy += [True] * len(written) + [False] * len(seen)
-    return Example(ids, policy, pictures, describes=not demonstration.tools)
+    return Example(ids, policy, pictures, basic=not demonstration.tools)

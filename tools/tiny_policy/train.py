@@ -19,12 +19,12 @@ Model = Qwen3ForCausalLM | Qwen3VLForConditionalGeneration
 @dataclass(frozen=True)
 class Example:
     """One episode as tokens; `policy` marks the demonstrator's tokens, and `pictures` are shown in
-    this order. It `describes` if it says what is seen, and does nothing."""
+    this order. A `basic` one is of the first lesson, if there are two."""
 
     ids: list[int]
     policy: list[bool]
     pictures: Sequence[Picture] = ()
-    describes: bool = False
+    basic: bool = False
 
 
 # What a model is given beside ids, [batch, tokens], by name: the pixels of a batch.

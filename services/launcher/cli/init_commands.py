@@ -16,14 +16,14 @@ def init(
         typer.Argument(metavar="NAME", help="Folder to create; its name is the environment's."),
     ],
     mcp: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--mcp",
             metavar="COMMAND|URL",
             help="A server: a command over stdio, in which {episode_dir} is the folder of an"
             " episode, or a URL. Repeatable.",
         ),
-    ],
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -60,6 +60,14 @@ def init(
     concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Episodes that are played concurrently.")
     ] = 4,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="Then train a tiny policy on this machine, without a GPU. Without --mcp, in a"
+            " folder that is there.",
+        ),
+    ] = False,
 ) -> None:
     """Make tasks from your own MCP servers: `flotilla init my-files --mcp "npx -y
     @modelcontextprotocol/server-filesystem {episode_dir}"`.
@@ -71,12 +79,24 @@ def init(
     changed; of servers at a URL, which all episodes share, only those that read are.
 
     NAME then holds the run spec, tasks, verifier, solutions, demonstrations, a test and a README.
-    Nothing is written if it fails. Exit code: 0 tasks were made, 1 otherwise.
+    Nothing is written if it fails. With `--train` a tiny policy is built for the tools, imitates
+    the demonstrations and learns from its own attempts; a table says what it solves of the tasks
+    that are held out before and after each. Exit code: 0 tasks were made, or the run has ended;
+    1 otherwise.
     """
     from services.launcher.cli import init as command
+    from services.launcher.cli.init_train import train_folder
+
+    if not mcp:
+        if not train:
+            raise typer.BadParameter(
+                "name a server, or --train in a folder that is there", param_hint="--mcp"
+            )
+        raise typer.Exit(train_folder(folder, seed))
 
     wish = command.InitWish(
         *(folder, tuple(mcp), state, tuple(env or ()), key_env, tuple(read_only or ())),
         *(tasks, seed, concurrency),
     )
-    raise typer.Exit(command.init_folder(wish))
+    code = command.init_folder(wish)
+    raise typer.Exit(train_folder(folder, seed) if train and code == 0 else code)

@@ -30,7 +30,7 @@ from tools.tiny_policy.tokenizer import IMAGE_PAD, VISION_TOKENS
 from tools.tiny_policy.train import Schedule
 
 SHORT = Schedule(steps=4, batch_size=4)
-MINI = replace(recipe_for("screen", 0), demonstrations=32, schedule=SHORT, describing=SHORT)
+MINI = replace(recipe_for("screen", 0), demonstrations=32, schedule=SHORT, basics=SHORT)
 
 
 @pytest.fixture(scope="module")
