@@ -32,6 +32,9 @@ WAISTS = {
     "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
     # Its standard error is a pipe, which stderr_tail.py makes visible.
     "services/env_gateway/adapters/process_reaper.py": {"SystemExit", "os.write"},
+    # Pipes as well: the gateway reads them, and shows what they say by its log.
+    "services/env_gateway/verify/package_module.py": {"sys.stdout"},
+    "services/env_gateway/verify/worker.py": {"os.write"},
 }
 # What prints, or makes something that does, by whatever name it is imported, called or handed on.
 PRINTERS = {

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from services.common.spec.spec import parse_shared
 from services.common.spec.spec_loading import apply_override, load_spec
 from services.launcher.doctor.findings import ProbeResult, Status
-from services.launcher.doctor.memory_estimate import GIB
-from tests.support.doctor import check, probed, subject
+from services.launcher.doctor.memory_estimate import GIB, estimate_engine, estimate_trainer
+from services.launcher.doctor.model_size import read_model_size
+from tests.support.doctor import check, probed, sections, subject
 from tests.support.repository import ROOT
 
 QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
@@ -32,6 +34,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 12288,
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
+    },
+    "own-tools": {
+        **QWEN,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
     },
     "qwen3-32b": {
         **QWEN,
@@ -80,3 +90,44 @@ async def test_32b_is_refused_with_the_key_that_is_missing_when_its_ranks_do_not
 ) -> None:
     result = await memory_of(tmp_path, "qwen3-32b", "--learner.rank.shard=false")
     check(result, Status.FAIL, "for the learner's", "; set learner.rank.shard = true")
+
+
+@pytest.mark.parametrize("gpu", [24, 80])
+async def test_ones_own_tools_are_trained_on_one_gpu(tmp_path: Path, gpu: int) -> None:
+    result = await memory_of(tmp_path, "own-tools", gpus=(gpu * GIB,))
+    assert result.status is Status.OK, result.detail
+    assert "4.02 B parameters" in result.detail
+
+
+async def test_8b_with_ones_own_tools_needs_more_than_24_gb(tmp_path: Path) -> None:
+    shape = {**SHAPES["qwen3-8b"], "tie_word_embeddings": False}
+    (tmp_path / "8b").mkdir()
+    (tmp_path / "8b/config.json").write_text(json.dumps(shape))
+    larger = f"--policy.model={tmp_path / '8b'}"
+    small = await memory_of(tmp_path, "own-tools", larger, gpus=(24 * GIB,))
+    check(small, Status.FAIL, "leaves nothing for KV beside 15.3 GiB of weights", "raise")
+    large = await memory_of(tmp_path, "own-tools", larger, gpus=(80 * GIB,))
+    assert large.status is Status.OK, large.detail
+
+
+OWN_TOOLS = {
+    "Qwen3-1.7B": {**SHAPES["own-tools"], "hidden_size": 2048, "intermediate_size": 6144}
+    | {"num_hidden_layers": 28, "num_attention_heads": 16},
+    "Qwen3-4B": SHAPES["own-tools"],
+    "Qwen3-8B": SHAPES["qwen3-8b"],
+}
+
+
+@pytest.mark.parametrize("name", OWN_TOOLS)
+def test_the_page_about_ones_own_tools_has_what_plan_computes(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OWN_TOOLS[name]))
+    spec = load_spec(ROOT / "deploy/runs/own-tools.toml", [f"--policy.model={tmp_path}"])
+    own, policy = sections(spec), parse_shared(spec, where="spec").policy
+    model = read_model_size(tmp_path)
+    engine = estimate_engine(model, policy, own["rollout"])
+    learner = estimate_trainer(model, policy, own["learner"]).device
+    rooms = [engine.kv_cache_bytes(gpu * GIB) // engine.sequence for gpu in (24, 80)]
+    figures = [f"{size / GIB:.1f}" for size in (engine.weights, learner, engine.sequence)]
+    figures += [str(room) if room > 0 else "does not fit" for room in rooms]
+    row = f"| {' | '.join((name, *figures))} |"
+    assert row in (ROOT / "docs/own_tools.md").read_text(), row
