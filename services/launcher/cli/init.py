@@ -19,6 +19,7 @@ from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
+    FAILED,
     OK,
     reports_errors,
     run_interruptible,
@@ -27,6 +28,7 @@ from services.launcher.cli.interrupts import Interrupts
 from services.launcher.cli.terminal import CommandError, Terminal
 from services.reading.data.check.task_check import check_task
 from services.reading.data.check.verdicts import judge_task
+from services.reading.own_tools.answer_making import make_answer_tasks
 from services.reading.own_tools.exploration import Surroundings, explore
 from services.reading.own_tools.folder_files import (
     SPEC,
@@ -51,6 +53,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _URL = ("http://", "https://")
 _SHOWN = 8
+# Of fewer tasks none can be held out.
+_FEWEST = 3
 _NOT_RESET = (
     "it keeps state outside of the episode's folder: give it a place there, such as --env"
     " DATA_FILE={episode_dir}/data.json, or {episode_dir} in its command"
@@ -115,17 +119,19 @@ def _plan_folder(wish: InitWish) -> FolderPlan:
         if found is None:
             raise CommandError(f"--env {each}: write NAME=VALUE")
         variables[found[1]] = found[2]
+    common = ServerWish("", read_only=wish.read_only)
     servers: list[ServerWish] = []
     for each in wish.mcp:
         taken = [server.name for server in servers]
         if each.startswith(_URL):
             name_of = server_name(each.split("//", 1)[1], taken)
-            servers.append(ServerWish(name_of, url=each, key_env=wish.key_env))
+            servers.append(replace(common, name=name_of, url=each, key_env=wish.key_env))
             continue
         command = _read_command(each)
         name_of = server_name(_describe_command(command), taken)
-        servers.append(ServerWish(name_of, command, env=variables))
-    return FolderPlan(name, tuple(servers), wish.state is not None, reuses=True)
+        servers.append(replace(common, name=name_of, command=command, env=variables))
+    resets = not any(server.url for server in servers)
+    return FolderPlan(name, tuple(servers), wish.state is not None, reuses=True, resets=resets)
 
 
 def _read_command(text: str) -> tuple[str, ...]:
@@ -151,20 +157,17 @@ def _describe_command(command: Sequence[str]) -> str:
 
 
 async def _fill(draft: Path, plan: FolderPlan, wish: InitWish, console: Terminal) -> int:
-    """Write all files of the folder. Raises CommandError and PlayError."""
-    for reuses in (True, False):
-        tried = replace(plan, reuses=reuses)
+    """Write all files of the folder. Raises CommandError."""
+    for reuses, resets in ((True, True), (False, True), (False, False)):
+        tried = replace(plan, reuses=reuses, resets=resets and plan.resets)
         _write_files(draft, fixed_files(tried))
         try:
             async with _open_player(draft, wish, console) as player:
                 return await _fill_tasks(draft, tried, player, wish, console)
         except NotResetError as error:
-            console.print(f"not like the first episode: {error}")
-            if not reuses:
-                raise CommandError(
-                    f"a new process of the server is not as the first: {_NOT_RESET}"
-                ) from error
-            console.print("its processes keep state: each serves one episode")
+            console.print(f"an episode does not begin as the first one did: {error}")
+            again = "its processes keep state" if reuses else f"no task can change it: {_NOT_RESET}"
+            console.print(again)
         except PlayError as error:
             raise CommandError(str(error)) from error
     raise AssertionError
@@ -188,54 +191,97 @@ async def _open_player(
 async def _fill_tasks(
     draft: Path, plan: FolderPlan, player: EpisodePlayer, wish: InitWish, console: Terminal
 ) -> int:
-    state = draft / STATE if plan.has_state else None
-    found = await explore(player, plan.name, state, wish.seed)
+    """Make tasks and write their files; return the exit code. Raises NotResetError and
+    PlayError."""
+    found = await explore(player, plan.name, draft / STATE if plan.has_state else None, wish.seed)
     _show_tools(found, console)
-    if not found.readers:
-        raise CommandError(_NO_READERS)
-    maker = TaskMaker(player, found, wish.seed, wish.concurrency)
-    refused: Counter[str] = Counter()
-    wanted, places = wish.tasks + wish.heldout, asyncio.Semaphore(wish.concurrency)
-    with console.status(f"0 of {wanted} tasks are made") as status:
-        made = await make_tasks(
-            maker,
-            wanted,
-            lambda tasks: _check(player, plan.name, tasks, refused, places),
-            lambda count: status.update(f"{count} of {wanted} tasks are made"),
-        )
-    _show_dropped(maker, refused, console)
-    if len(made) < 3:
-        raise CommandError(
-            f"only {len(made)} tasks could be made of {len(found.writers)} tools that write"
-        )
+    making = _Making(player, found, plan, wish, console)
+    made = await making.make_state_tasks()
+    if len(made) < _FEWEST:
+        made = await making.make_answer_tasks()
+    making.show_dropped()
+    if len(made) < _FEWEST:
+        console.print(f"no tasks: {making.why_none()}")
+        console.print(f"{wish.folder} holds all but tasks; remove it before the next try")
+        return FAILED
     heldout = min(wish.heldout, len(made) // 3)
     _write_files(draft, task_files(plan.name, found.tools, made, heldout, wish.seed))
     console.print(f"{len(made) - heldout} tasks to train on, {heldout} held out, in {wish.folder}")
     return OK
 
 
-async def _check(
-    player: EpisodePlayer,
-    env: str,
-    tasks: Sequence[MadeTask],
-    refused: Counter[str],
-    places: asyncio.Semaphore,
-) -> list[MadeTask]:
-    """Return the tasks that `flotilla data check` would call valid."""
+class _Making:
+    """Makes and checks the tasks of an environment, and says what became of the others."""
 
-    async def check_one(number: int, made: MadeTask) -> bool:
-        fields = task_fields(env, f"{env}-{number}", made)
-        solution = solution_of(fields["key"], made)
-        async with places:
-            checks = await check_task(player, read_task(fields), fields, solution)
-        if (verdict := judge_task(checks)) is Outcome.VALID:
-            return True
-        why = next(each.detail for each in checks.values() if each.outcome is verdict)
-        refused[one_line(why, 160)] += 1
-        return False
+    def __init__(
+        self,
+        player: EpisodePlayer,
+        found: Surroundings,
+        plan: FolderPlan,
+        wish: InitWish,
+        console: Terminal,
+    ) -> None:
+        self._player, self._found, self._plan = player, found, plan
+        self._wish, self._console = wish, console
+        self._wanted = wish.tasks + wish.heldout
+        self._places = asyncio.Semaphore(wish.concurrency)
+        self._dropped: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
 
-    valid = await asyncio.gather(*(check_one(*each) for each in enumerate(tasks)))
-    return [made for made, is_valid in zip(tasks, valid, strict=True) if is_valid]
+    async def make_state_tasks(self) -> list[MadeTask]:
+        """Make tasks that are graded by the state that they end in; none if no state can be seen,
+        changed or brought back."""
+        found = self._found
+        if not (self._plan.resets and found.probes and found.writers):
+            return []
+        maker = TaskMaker(self._player, found, self._wish.seed, self._wish.concurrency)
+        with self._console.status(f"0 of {self._wanted} tasks are made") as status:
+
+            def show(count: int) -> None:
+                status.update(f"{count} of {self._wanted} tasks are made")
+
+            made = await make_tasks(maker, self._wanted, self._check, show)
+        self._dropped += maker.log.dropped
+        return made
+
+    async def make_answer_tasks(self) -> list[MadeTask]:
+        """Make tasks that are graded by the final answer."""
+        self._console.print("tasks ask what tools answer: no state can be graded here")
+        wish = self._wish
+        made = await make_answer_tasks(self._player, self._found, self._wanted, wish.seed)
+        return await self._check(made)
+
+    async def _check(self, tasks: Sequence[MadeTask]) -> list[MadeTask]:
+        """Return the tasks that `flotilla data check` would call valid."""
+        env = self._plan.name
+
+        async def check_one(number: int, made: MadeTask) -> bool:
+            fields = task_fields(env, f"{env}-{number}", made)
+            solution = solution_of(fields["key"], made)
+            async with self._places:
+                checks = await check_task(self._player, read_task(fields), fields, solution)
+            if (verdict := judge_task(checks)) is Outcome.VALID:
+                return True
+            why = next(each.detail for each in checks.values() if each.outcome is verdict)
+            self._refused[one_line(why, 160)] += 1
+            return False
+
+        valid = await asyncio.gather(*(check_one(*each) for each in enumerate(tasks)))
+        return [made for made, is_valid in zip(tasks, valid, strict=True) if is_valid]
+
+    def show_dropped(self) -> None:
+        """Print what became of the calls that are no tasks."""
+        for what, counts in (("not made", self._dropped), ("not valid", self._refused)):
+            for reason, count in counts.most_common(_SHOWN):
+                self._console.print(one_line(f"{what}: {count}: {reason}", 200))
+
+    def why_none(self) -> str:
+        """Return why there are no tasks, and what the user can do about it."""
+        if not self._found.readers:
+            return _NO_READERS
+        if self._plan.resets and self._found.writers:
+            return "nothing that its tools change can be seen by those that only read"
+        return "what its tools answer does not repeat, or can be known without them"
 
 
 def _show_tools(found: Surroundings, console: Terminal) -> None:
@@ -249,12 +295,6 @@ def _show_tools(found: Surroundings, console: Terminal) -> None:
             f"left alone, for its name is none that a model can write: {one_line(name, 80)}"
         )
     console.print(f"{len(found.probes)} probes show the state of an untouched instance")
-
-
-def _show_dropped(maker: TaskMaker, refused: Counter[str], console: Terminal) -> None:
-    for what, counts in (("not made", maker.log.dropped), ("not valid", refused)):
-        for reason, count in counts.most_common(_SHOWN):
-            console.print(one_line(f"{what}: {count}: {reason}", 200))
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:

@@ -32,6 +32,9 @@ _QUOTED = re.compile(r"([\"'`])([^\"'`\n]{1,60})\1")
 _TOP = re.compile(r"repo|root|base|work|project", re.IGNORECASE)
 _GIVEN, _MADE = {"source", "src", "from", "old"}, {"destination", "dst", "to", "new", "target"}
 _FOLDER = {"folder", "folders", "dir", "directory", "directories"}
+_MAKING = {"create", "add", "make", "new", "insert", "register"}
+# Words of parameters for things that have a name.
+_OTHERS = {"from", "to", "source", "target", "parent", "owner", "node", "entity"}
 # Words of parameters for what stands in a file already.
 _REPLACED = {"old", "search", "find", "before", "original"}
 _EXPRESSION = {"expression", "formula", "equation"}
@@ -44,7 +47,8 @@ class UndrawableError(Exception):
 @dataclass(slots=True)
 class Draw:
     """One drawing of arguments. `made` are the new values of the calls before, by the kind of their
-    parameter: later calls are likely to use them. `reuse` is the share of values that exist."""
+    parameter: later calls are likely to use them. `reuse` is the share of values that exist;
+    `invented` is set once a value was made up."""
 
     rng: random.Random
     pool: ValuePool
@@ -53,12 +57,15 @@ class Draw:
     made: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     left: int = _MOST_VALUES
     makes_folders: bool = False
+    makes_things: bool = False
     path: str = ""
+    invented: bool = False
 
     def arguments(self, tool: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Draw an object of a tool's input schema. Raises UndrawableError."""
         self.left, self.path = _MOST_VALUES, ""
         self.makes_folders = bool(set(split_name(tool)) & _FOLDER)
+        self.makes_things = bool(set(split_name(tool)) & _MAKING)
         return self._object(schema, schema, 0)
 
     def _object(
@@ -167,6 +174,11 @@ class Draw:
             return self.rng.choice(lines)
         recent = [v for v in self.made.get(kind, []) if isinstance(v, str)]
         known = [v for v in self.pool.known(name) if isinstance(v, str)]
+        if words & _OTHERS:
+            known = known or [v for v in self.pool.known(NAME) if isinstance(v, str)]
+        elif self.makes_things and words == {NAME}:
+            # What is made has a name that nothing has yet.
+            known = recent = []
         if kind != TEXT and recent and self.rng.random() < self.reuse:
             return self.rng.choice(recent)
         if kind != TEXT and known and (kind == ID or self.rng.random() < self.reuse):
@@ -206,6 +218,7 @@ class Draw:
         return None
 
     def _note(self, kind: str, value: str) -> str:
+        self.invented = True
         self.made.setdefault(kind, []).append(value)
         return value
 

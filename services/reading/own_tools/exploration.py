@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from services.common.rpc.deadlines import loop_time
 from services.reading.own_tools.arguments import Draw, UndrawableError
 from services.reading.own_tools.observations import Observation, Probe, observe
 from services.reading.own_tools.sql_statements import SqlTable
@@ -27,6 +28,8 @@ from services.reading.play.ports import EpisodePlayer, OfferedTool, OpenEpisode
 # As endpoints and chat templates accept them.
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_PROBES = 6
+# A call that takes longer waits for something else than state.
+SLOW_S = 5.0
 _TRIES = 6
 _MOST_FILES = 200
 _MOST_BYTES = 2**20
@@ -36,7 +39,7 @@ _MOST_ROWS = 20
 @dataclass(slots=True)
 class Surroundings:
     """An environment as it is before a task. `baseline` is what the `probes` answer; `left_alone`
-    are tools with names that no model could be offered."""
+    are tools with names that no model could be offered, `slow` those that take too long."""
 
     env: str
     tools: tuple[OfferedTool, ...]
@@ -45,10 +48,11 @@ class Surroundings:
     probes: list[Probe] = field(default_factory=list[Probe])
     baseline: list[Observation] = field(default_factory=list[Observation])
     left_alone: tuple[str, ...] = ()
+    slow: set[str] = field(default_factory=set[str])
 
     @property
     def readers(self) -> list[OfferedTool]:
-        return [tool for tool in self.tools if tool.read_only]
+        return [tool for tool in self.tools if tool.read_only and tool.name not in self.slow]
 
     @property
     def writers(self) -> list[OfferedTool]:
@@ -107,11 +111,16 @@ async def _find_probes(
                     paths = [name for name in required_of(tool) if kind_of(name) == PATH]
                     arguments |= {n: "." for n in paths if isinstance(arguments[n], str)}
                 probe = Probe(tool.name, arguments)
-                if probe.identity in seen or kept == most:
+                # Of what was made up there is nothing to see.
+                is_idle = tool.name in found.slow or draw.invented
+                if is_idle or probe.identity in seen or kept == most:
                     continue
+                began = loop_time()
                 result = await episode.call_tool(probe.tool, json.dumps(probe.arguments))
+                if loop_time() - began > SLOW_S:
+                    found.slow.add(tool.name)
                 observed = observe(result.outcome, result.text)
-                if observed.lines is None:
+                if observed.lines is None or tool.name in found.slow:
                     continue
                 found.pool.add_answer(probe.arguments, result.text)
                 # Two tools that show the same are one too many.

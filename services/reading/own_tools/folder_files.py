@@ -39,12 +39,14 @@ class ServerWish:
 @dataclass(frozen=True, slots=True)
 class FolderPlan:
     """What the spec says: the environment's name, its servers, whether their episodes begin with a
-    copy of a state, and whether a process serves one episode after another."""
+    copy of a state, whether a process serves one episode after another, and whether episodes begin
+    alike at all."""
 
     name: str
     servers: tuple[ServerWish, ...]
     has_state: bool
     reuses: bool
+    resets: bool
 
 
 def fixed_files(plan: FolderPlan) -> dict[str, bytes]:

@@ -102,7 +102,7 @@ def _find_texts(one: str, other: str, now: datetime) -> list[str] | None:
         return None
     texts = [""]
     for word, another in zip(words, others, strict=True):
-        if word == another and not _names_moment(word, now):
+        if word == another and not names_moment(word, now):
             texts[-1] += word
         elif word.strip() and another.strip():
             texts.append("")
@@ -112,10 +112,11 @@ def _find_texts(one: str, other: str, now: datetime) -> list[str] | None:
     return texts if len(texts) == 1 or "".join(texts).strip() else None
 
 
-def _names_moment(word: str, now: datetime) -> bool:
+def names_moment(word: str, now: datetime) -> bool:
     """Return True if a word holds a date or a time of today."""
-    days = {(now + timedelta(days=away)).strftime("%Y-%m-%d") for away in (-1, 0, 1)}
-    if any(day in word for day in days):
+    days = [now + timedelta(days=away) for away in (-1, 0, 1)]
+    names = [day.strftime(form) for day in days for form in ("%Y-%m-%d", "%A")]
+    if any(name in word for name in names):
         return True
     seconds = (float(found[0][:10]) for found in _EPOCH.finditer(word))
     return any(abs(each - now.timestamp()) < 86_400 for each in seconds)

@@ -15,6 +15,7 @@ from typing import Any
 from services.common.rpc.deadlines import loop_time
 from services.reading.own_tools.arguments import Draw, UndrawableError
 from services.reading.own_tools.exploration import (
+    SLOW_S,
     Surroundings,
     aim_probes,
     opening_fields,
@@ -38,7 +39,7 @@ _LENGTHS, _LENGTH_WEIGHTS = (1, 2, 3), (60, 30, 10)
 _MOST_AIMED, _MOST_KEPT = 16, 4
 _BATCH = 16
 # Between two plays of the same calls, so that a clock of seconds moves on.
-_APART_S = 1.2
+APART_S = 1.2
 # A tool that fails so often, and never succeeds, is not tried again.
 _GIVEN_UP = 8
 _MOST_BATCHES = 40
@@ -66,9 +67,11 @@ class MakingLog:
     dropped: Counter[str] = field(default_factory=Counter[str])
     tried: Counter[str] = field(default_factory=Counter[str])
     kept: Counter[str] = field(default_factory=Counter[str])
+    slow: set[str] = field(default_factory=set[str])
 
     def usable(self, names: Sequence[str]) -> list[str]:
-        return [n for n in names if self.kept[n] or self.tried[n] < _GIVEN_UP]
+        able = (n for n in names if self.kept[n] or self.tried[n] < _GIVEN_UP)
+        return [name for name in able if name not in self.slow]
 
 
 @dataclass(slots=True)
@@ -152,10 +155,13 @@ class TaskMaker:
         async with self._player.open_episode(opening_fields(self._found.env)) as episode:
             await self._check_baseline(episode)
             for call in candidate.calls:
+                began = loop_time()
                 result = await _make_call(episode, call)
+                if loop_time() - began > SLOW_S:
+                    self.log.slow.add(call.name)
+                    return self._drop(candidate, f"{call.name} takes longer than {SLOW_S:g} s")
                 if not _succeeded(result):
-                    self._drop(candidate, "a call failed")
-                    return None
+                    return self._drop(candidate, "a call failed")
             values = {kind: list(each) for kind, each in candidate.made.items()}
             for call in candidate.calls:
                 for kind, things in things_of(call.arguments).items():
@@ -181,7 +187,7 @@ class TaskMaker:
     async def _play_again(self, candidate: _Candidate) -> MadeTask | None:
         """Play the same calls once more, look after each of them, and return the task if all is as
         it was and each call changed something."""
-        await asyncio.sleep(max(0.0, candidate.played_at + _APART_S - loop_time()))
+        await asyncio.sleep(max(0.0, candidate.played_at + APART_S - loop_time()))
         results: list[str] = []
         async with self._player.open_episode(opening_fields(self._found.env)) as episode:
             states = [await read_state(episode, candidate.probes)]

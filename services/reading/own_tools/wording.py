@@ -83,6 +83,9 @@ def _of_anything(words: Sequence[str], given: Mapping[str, Any]) -> str:
     if rest and not rest[-1].endswith("s"):
         article = "an" if rest[0][0] in "aeiou" else "a"
         what = f"{verb.capitalize()} {article} {' '.join(rest)}"
+    if len(given) == 1 and set(split_name(next(iter(given)))) & {*rest, *(f"{w}s" for w in rest)}:
+        # "Delete entities: ..." needs no "with entity names".
+        return f"{what}: {_tell_value(next(iter(given.values())))}."
     told = _tell(given)
     return f"{what} with {told}." if told else f"{what}."
 
