@@ -60,6 +60,20 @@ def init(
     concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Episodes that are played concurrently.")
     ] = 4,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|NAME",
+            help="A model that writes the prompts in other words: an OpenAI-compatible endpoint, or"
+            " a folder or name of the hub, which vLLM serves here.",
+        ),
+    ] = None,
+    model_name: Annotated[
+        str, typer.Option(help="Model of the endpoint (default: its first).")
+    ] = "",
+    model_key_env: Annotated[
+        str, typer.Option(help="Variable with the endpoint's key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
 ) -> None:
     """Make tasks from your own MCP servers: `flotilla init my-files --mcp "npx -y
     @modelcontextprotocol/server-filesystem {episode_dir}"`.
@@ -75,8 +89,9 @@ def init(
     """
     from services.launcher.cli import init as command
 
+    chosen = model and command.ChosenModel(model, model_name, model_key_env, None, "")
     wish = command.InitWish(
         *(folder, tuple(mcp), state, tuple(env or ()), key_env, tuple(read_only or ())),
-        *(tasks, seed, concurrency),
+        *(tasks, seed, concurrency, chosen or None),
     )
     raise typer.Exit(command.init_folder(wish))
