@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.common.episodes.conversations import Conversation, SaidTurn
+from services.common.episodes.conversations import Conversation, SaidCall, SaidTurn
 from services.common.tasks.task_files import read_tasks
 from services.reading.demonstrations.conversation_files import FileConversations
 from services.rollout.dialects.template import TemplateDialect
@@ -110,8 +110,7 @@ def tokenise_conversation(
     """Return a conversation as a rollout would record it, token by token.
 
     `services.rollout.rendering` does so for any chat template; this one for ours, faster."""
-    head, tail = _text_around(dialect, tokenizer, msgspec.json.encode(conversation.tools))
-    ids = tokenizer.encode(f"{head}{conversation.prompt}{tail}")
+    ids = _encode_prompt(conversation, dialect, tokenizer)
     trained = [False] * len(ids)
     for turn in conversation.turns:
         written = [*tokenizer.encode(_write_turn(turn)), dialect.stop_ids[0]]
@@ -127,13 +126,28 @@ def tokenise_conversation(
     return Example(ids, trained)
 
 
+def _encode_prompt(
+    conversation: Conversation, dialect: TemplateDialect, tokenizer: Tokenizer
+) -> list[int]:
+    tools, prompt = msgspec.json.encode(conversation.tools), conversation.prompt
+    if any(mark in prompt for mark in tokenizer.structure_tokens):
+        # The dialect sees to it that words of a user stay words.
+        return dialect.prompt_ids(PromptFacts(prompt, "", {}), _read_tools(tools))
+    head, tail = _text_around(dialect, tokenizer, tools)
+    return tokenizer.encode(f"{head}{prompt}{tail}")
+
+
+def _read_tools(tools_json: bytes) -> list[Tool]:
+    functions = [each["function"] for each in msgspec.json.decode(tools_json)]
+    return [Tool(each["name"], each["description"], each["parameters"]) for each in functions]
+
+
 @lru_cache(64)
 def _text_around(
     dialect: TemplateDialect, tokenizer: Tokenizer, tools_json: bytes
 ) -> tuple[str, str]:
     """Return what stands before and after the words of a user."""
-    functions = [each["function"] for each in msgspec.json.decode(tools_json)]
-    tools = [Tool(each["name"], each["description"], each["parameters"]) for each in functions]
+    tools = _read_tools(tools_json)
     text = tokenizer.decode(dialect.prompt_ids(PromptFacts(_PROMPT, "", {}), tools))
     head, _, tail = text.rpartition(_PROMPT)
     return head, tail
@@ -141,10 +155,15 @@ def _text_around(
 
 def _write_turn(turn: SaidTurn) -> str:
     calls = [
-        f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+        f'<tool_call>\n{{"name": "{call.name}", "arguments": {_rewrite(call)}}}\n</tool_call>'
         for call in turn.calls
     ]
     return "\n".join([*([turn.content] if turn.content else []), *calls])
+
+
+def _rewrite(call: SaidCall) -> str:
+    """Return the arguments of a call as the chat template writes them."""
+    return json.dumps(json.loads(call.arguments), ensure_ascii=False)
 
 
 def _texts_of(conversations: Sequence[Conversation], prompts: Sequence[str]) -> Iterator[str]:

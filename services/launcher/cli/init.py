@@ -15,6 +15,9 @@ from services.common.files.scratch_folders import scratch_folder
 from services.common.tasks.task_checks import Outcome
 from services.common.tasks.task_format import read_task
 from services.common.text.printable_text import one_line
+from services.launcher.cli.adapters.chat_endpoint import EndpointError
+from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
+from services.launcher.cli.adapters.chosen_model import open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
 from services.launcher.cli.command_runner import (
@@ -41,6 +44,7 @@ from services.reading.own_tools.folder_files import (
     task_fields,
     task_files,
 )
+from services.reading.own_tools.prose import ask_for_prose, describe_rewriting, read_prose
 from services.reading.own_tools.task_making import (
     MadeTask,
     NotResetError,
@@ -78,6 +82,7 @@ class InitWish:
     tasks: int
     seed: int
     concurrency: int
+    model: ChosenModel | None = None
 
     @property
     def heldout(self) -> int:
@@ -199,6 +204,8 @@ async def _fill_tasks(
     made = await making.make_state_tasks()
     if len(made) < _FEWEST:
         made = await making.make_answer_tasks()
+    if wish.model is not None and made:
+        made = await making.rewrite(made, wish.model)
     making.show_dropped()
     if len(made) < _FEWEST:
         console.print(f"no tasks: {making.why_none()}")
@@ -250,6 +257,32 @@ class _Making:
         wish = self._wish
         made = await make_answer_tasks(self._player, self._found, self._wanted, wish.seed)
         return await self._check(made)
+
+    async def rewrite(self, tasks: Sequence[MadeTask], chosen: ChosenModel) -> list[MadeTask]:
+        """Return the tasks in the words of a model, where these say the same and the task stays
+        valid; the others as they are. Raises CommandError if there is no model."""
+        failed: Counter[str] = Counter()
+        async with open_model(chosen, self._console) as endpoint:
+
+            async def ask(task: MadeTask) -> MadeTask:
+                async with self._places:
+                    try:
+                        turn = await endpoint.answer_messages(ask_for_prose(task), ())
+                    except EndpointError as error:
+                        failed[one_line(str(error), 160)] += 1
+                        return task
+                prose = read_prose(turn.text, task)
+                failed["they lost a value, or are no plain text"] += prose is None
+                return task if prose is None else replace(task, prompt=prose)
+
+            written = await asyncio.gather(*map(ask, tasks))
+        changed = [new for old, new in zip(tasks, written, strict=True) if new is not old]
+        # Two that are alike now stay as they were.
+        told = Counter(task.prompt for task in written)
+        valid = {t.prompt for t in await self._check([c for c in changed if told[c.prompt] == 1])}
+        kept = [new.prompt in valid for new in written]
+        self._console.print(describe_rewriting(sum(kept), tasks, +failed))
+        return [new if keep else old for old, new, keep in zip(tasks, written, kept, strict=True)]
 
     async def _check(self, tasks: Sequence[MadeTask]) -> list[MadeTask]:
         """Return the tasks that `flotilla data check` would call valid."""

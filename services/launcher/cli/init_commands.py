@@ -60,6 +60,20 @@ def init(
     concurrency: Annotated[
         int, typer.Option(min=1, max=64, help="Episodes that are played concurrently.")
     ] = 4,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|NAME",
+            help="A model that writes the prompts in other words: an OpenAI-compatible endpoint, or"
+            " a folder or name of the hub, which vLLM serves here.",
+        ),
+    ] = None,
+    model_name: Annotated[
+        str, typer.Option(help="Model of the endpoint (default: its first).")
+    ] = "",
+    model_key_env: Annotated[
+        str, typer.Option(help="Variable with the endpoint's key, sent if it is set.")
+    ] = "OPENAI_API_KEY",
     train: Annotated[
         bool,
         typer.Option(
@@ -94,9 +108,10 @@ def init(
             )
         raise typer.Exit(train_folder(folder, seed))
 
+    chosen = model and command.ChosenModel(model, model_name, model_key_env, None, "")
     wish = command.InitWish(
         *(folder, tuple(mcp), state, tuple(env or ()), key_env, tuple(read_only or ())),
-        *(tasks, seed, concurrency),
+        *(tasks, seed, concurrency, chosen or None),
     )
     code = command.init_folder(wish)
     raise typer.Exit(train_folder(folder, seed) if train and code == 0 else code)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.files.durable_files import write_durably
+from services.common.files.durable_files import replace_file
 from services.common.process.python_command import python_command
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.sft import ImitationRequest, imitate_run
@@ -53,7 +53,7 @@ def _train_here(seed: int, console: Terminal) -> int:
     with _timed(seconds, "tiny policy"):
         lengths = _build_policy(seed)
     spec = tomllib.loads(RUN_SPEC.read_text(encoding="utf-8"))
-    write_durably(Path(SPEC), write_laptop_spec({**spec, "seed": seed}, lengths).encode())
+    replace_file(Path(SPEC), write_laptop_spec({**spec, "seed": seed}, lengths).encode())
     before = _known_runs()
     with _timed(seconds, "warm start and GRPO"):
         rules = AcceptanceRules(0.0, None)
@@ -67,7 +67,7 @@ def _train_here(seed: int, console: Terminal) -> int:
     told = ", ".join(f"{phase} {spent:,.0f} s" for phase, spent in seconds.items())
     console.print(f"Wall time: {told}; by phase of the run: {RUNS / run}/summary.json")
     result = {"run": run, "seed": seed, "seconds": seconds, "rows": rows}
-    write_durably(RESULT, (json.dumps(result, indent=2) + "\n").encode())
+    replace_file(RESULT, (json.dumps(result, indent=2) + "\n").encode())
     return OK
 
 

@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -40,7 +41,8 @@ class AnsweredCall:
 async def make_answer_tasks(
     player: EpisodePlayer, found: Surroundings, wanted: int, seed: int
 ) -> list[MadeTask]:
-    """Return up to so many tasks, of all tools that read and take arguments. Raises PlayError."""
+    """Return up to so many tasks, of all tools that read and take arguments. They offer no others:
+    what is written would change the answers of later episodes. Raises PlayError."""
     rng = random.Random(f"{seed}:answers")
     tools = [tool for tool in found.readers if required_of(tool)]
     asked: dict[str, list[AnsweredCall]] = {}
@@ -60,7 +62,9 @@ async def make_answer_tasks(
         for each in questions:
             if number < len(each) and len(made) < wanted:
                 made.setdefault(each[number].prompt, each[number])
-    return list(made.values())
+    readers = tuple(tool.name for tool in found.readers)
+    offered = readers if len(readers) < len(found.tools) else ()
+    return [replace(task, offered=offered) for task in made.values()]
 
 
 async def _ask(

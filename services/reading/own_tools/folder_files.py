@@ -83,7 +83,14 @@ def task_files(
 
 def task_fields(env: str, key: str, task: MadeTask) -> dict[str, Any]:
     """Return a task in the JSON of task files."""
-    return {"key": key, "env_id": env, "prompt": task.prompt, "metadata": dict(task.metadata)}
+    offered = {"offered_tools": list(task.offered)} if task.offered else {}
+    return {
+        "key": key,
+        "env_id": env,
+        "prompt": task.prompt,
+        **offered,
+        "metadata": dict(task.metadata),
+    }
 
 
 def solution_of(key: str, task: MadeTask) -> Solution:
@@ -100,7 +107,8 @@ def _demonstrate(key: str, task: MadeTask, tools: Sequence[OfferedTool]) -> dict
         messages.append({"role": "tool", "tool_call_id": made["id"], "content": result})
     answer = "Done." if task.answer is None else task.answer
     messages.append({"role": "assistant", "content": answer})
-    return {"messages": messages, "tools": [_offer(tool) for tool in tools], "key": key}
+    offered = [tool for tool in tools if not task.offered or tool.name in task.offered]
+    return {"messages": messages, "tools": [_offer(tool) for tool in offered], "key": key}
 
 
 def _offer(tool: OfferedTool) -> dict[str, Any]:

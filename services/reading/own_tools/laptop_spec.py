@@ -129,7 +129,7 @@ max_staleness = 1
 [learner.warm_start]
 # `flotilla sft laptop.toml --from demonstrations.jsonl --warm-start` sets `data`.
 data = "demonstrations.npz"
-steps = 40
+steps = 20
 sequences_per_step = 32
 lr = 1e-3
 

@@ -4,7 +4,7 @@ is left out of what a task expects. Pure."""
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -128,8 +128,3 @@ def _names_day(line: str, now: datetime) -> bool:
     month = rf"{now.strftime('%b')}[a-z]*\.?"
     pattern = rf"\b(?:{month}\s+0?{day}|0?{day}\.?\s+{month})\b"
     return re.search(pattern, line, re.IGNORECASE) is not None
-
-
-def show_values(seen: Sequence[Observation]) -> str:
-    """Return all that was seen, for a digest of a state."""
-    return json.dumps([each.lines for each in seen])

@@ -51,13 +51,15 @@ class NotResetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MadeTask:
-    """A task: the calls that solve it, with what they were answered, and what it expects."""
+    """A task: the calls that solve it, with what they were answered, and what it expects. `offered`
+    are the only tools that the policy gets; empty: all."""
 
     prompt: str
     calls: tuple[SolutionCall, ...]
     results: tuple[str, ...]
     metadata: Mapping[str, Any]
     answer: str | None = None
+    offered: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -137,12 +139,14 @@ class TaskMaker:
             async with self._places:
                 try:
                     return await play(item)
-                except PlayError as error:
+                except (PlayError, NotResetError) as error:
                     return error
 
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(play_one(item)) for item in items]
         results = [each.result() for each in playing]
+        if other := next((each for each in results if isinstance(each, NotResetError)), None):
+            raise other
         errors = [each for each in results if isinstance(each, PlayError)]
         if items and len(errors) == len(items):
             raise errors[0]
@@ -153,7 +157,7 @@ class TaskMaker:
     async def _play_first(self, candidate: _Candidate) -> _Candidate | None:
         """Play calls and look at what they left; None if one failed."""
         async with self._player.open_episode(opening_fields(self._found.env)) as episode:
-            await self._check_baseline(episode)
+            self._check_baseline(await read_state(episode, self._found.probes))
             for call in candidate.calls:
                 began = loop_time()
                 result = await _make_call(episode, call)
@@ -178,9 +182,9 @@ class TaskMaker:
         candidate.played_at = loop_time()
         return candidate
 
-    async def _check_baseline(self, episode: OpenEpisode) -> None:
-        seen = await read_state(episode, self._found.probes)
-        for probe, before, now in zip(self._found.probes, self._found.baseline, seen, strict=True):
+    def _check_baseline(self, seen: Sequence[Observation]) -> None:
+        """Raises NotResetError if the probes answer otherwise than of an untouched instance."""
+        for probe, before, now in zip(self._found.probes, self._found.baseline, seen, strict=False):
             if before != now:
                 raise NotResetError(f"{probe.identity} answers otherwise than in the first episode")
 
@@ -191,6 +195,7 @@ class TaskMaker:
         results: list[str] = []
         async with self._player.open_episode(opening_fields(self._found.env)) as episode:
             states = [await read_state(episode, candidate.probes)]
+            self._check_baseline(states[0])
             for call in candidate.calls:
                 result = await _make_call(episode, call)
                 if not _succeeded(result):
