@@ -35,6 +35,7 @@ SCAFFOLD: dict[str, dict[str, Any]] = {
     "learner.sft": {"data": "d.npz", "sequences_per_step": 1},
     "learner.warm_start": {"data": "d.npz", "sequences_per_step": 1, "steps": 1},
     "learner.teacher": {"url": "http://host/v1"},
+    "learner.judge": {"url": "http://host/v1", "model": "m", "max_calls": 1},
     "learner.sampling": {"mixing": "weights", "weights": {"other": 1}},
     "launcher.token_prices": {"prompt": 1.0, "sample": 1.0, "train": 1.0},
     "env_gateway.servers.0": {"url": "http://host"},
