@@ -2,7 +2,8 @@
 
 Run as a module: FOLDER PORT MOMENT COUNT CHANGES. MOMENT is a name that FakeRanks reports, and
 the process dies when it comes for the COUNT-th time; `never` lives to the end. CHANGES is JSON for
-`make_config`. What the ranks hold in the end goes to FOLDER/parameters.npy.
+`make_config`; with a judge, all groups are judged. What the ranks hold in the end goes to
+FOLDER/parameters.npy.
 """
 
 import asyncio
@@ -16,7 +17,9 @@ import numpy as np
 
 from services.common.weights.fingerprint import TokenizerDigests
 from services.learner.app import run_learner
+from services.learner.config.judge import JudgeConfig
 from services.learner.dependencies import LearnerDependencies
+from services.learner.judge.group_judge import GroupJudge, open_group_judge
 from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
 from tests.support.fake_ranks import FakeRanks
@@ -39,6 +42,15 @@ def learner_words(
     return ("-m", "tests.faults.learner_process", *given)
 
 
+def open_judge(config: JudgeConfig) -> GroupJudge:
+    """Its client is imported by runs with a judge alone."""
+    from services.learner.judge.adapters.chat_judge import ChatJudge
+
+    return open_group_judge(
+        ChatJudge(config), config, lambda ids: " ".join(f"w{each}" for each in ids)
+    )
+
+
 async def main(folder: Path, port: int, moment: str, count: int, changes: str) -> None:
     values: dict[str, Any] = {
         "steps": STEPS,
@@ -48,10 +60,13 @@ async def main(folder: Path, port: int, moment: str, count: int, changes: str) -
         **json.loads(changes),
     }
     config = make_config(folder, **values)
-    runtime = make_runtime(folder, config, listen=f"127.0.0.1:{port}")
+    judge = None if config.judge is None else open_judge(config.judge)
+    judged = ("env0", "env1", "env2") if judge else ()
+    runtime = make_runtime(folder, config, listen=f"127.0.0.1:{port}", judged=judged)
     ranks = FakeRanks(folder / "weights", before=Killer(moment, count))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
-    await run_learner(runtime, LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER)))
+    vendors = LearnerDependencies(ranks, tracker, TokenizerDigests(TOKENIZER), judge=judge)
+    await run_learner(runtime, vendors)
     tracker.close()
     np.save(folder / "parameters.npy", ranks.parameters)
 

@@ -61,10 +61,8 @@ def _list_facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
     yield "task", attempt["task_prompt"]
     reward = "not known" if attempt["reward"] is None else f"{attempt['reward']:g}"
     partial = attempt["partial_reward"]
-    ended = [
-        f"reward {reward}" + (", judged" if attempt["judged"] else ""),
-        *([] if partial is None else [f"partial {partial:g}"]),
-    ]
+    ended = [f"reward {reward}", *(["judged"] if attempt["judged"] else [])]
+    ended += [] if partial is None else [f"partial {partial:g}"]
     ended += [f"{name} {value:g}" for name, value in attempt["named_rewards"].items()]
     ended.append(f"stop reason {attempt['failure'] or attempt['stop_reason']}")
     yield "outcome", ", ".join(ended)

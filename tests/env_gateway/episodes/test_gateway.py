@@ -325,22 +325,22 @@ async def test_a_task_without_a_verifier_has_no_grade() -> None:
 async def test_a_judged_environment_runs_no_verifier_and_reads_no_transcript() -> None:
     grader = FakeGrader()
     source = "def verify(env, conversation=None):\n    return 1\n"
-    table = {"booking": {"grading": "judge"}}
+    table = {"fake": {"grading": "judge"}}
     async with running(ScriptedBackend(), grader, environments=table) as gateway:
         session = await opened(gateway, open_spec(task=task_json(verifier_func=source)))
-        assert session.env_key == "booking"
+        assert session.env_key == "fake"
         assert await gateway.get_transcript_limit(session) == 0
         grade = await gateway.grade_episode(session, "42", None, 5.0)
         assert grade.to_be_judged
         assert (grade.reward, grade.reason) == (None, None)
         assert await gateway.grade_episode(session, "42", None, 5.0) is grade
-        assert gateway.counts.no_grades["booking"] == 0
+        assert gateway.counts.no_grades["fake"] == 0
     assert grader.seen == []
 
 
 async def test_a_lost_state_is_no_grade_in_a_judged_environment_too() -> None:
     backend = ScriptedBackend()
-    table = {"booking": {"grading": "judge"}}
+    table = {"fake": {"grading": "judge"}}
     async with running(backend, environments=table) as gateway:
         session = await opened(gateway)
         backend.running.clear()
