@@ -9,14 +9,11 @@ import torch
 from benchmarks.algorithms.run import Sampler, open_policy, train_batch
 from benchmarks.imitation.on_policy import Course, Point, draw_curves, train_on_samples
 from benchmarks.imitation.skill import SKILL, record_episodes
-from benchmarks.imitation.small_model import sample_after_prefix
 from benchmarks.imitation.teacher import Teacher
 from services.rollout.adapters.tokenizer import load_tokenizer
 from tests.support.shared_folders import SharedFolders
 from tests.tools.tiny_policy.conftest import MINI
 from tools.tiny_policy.build import build
-from tools.tiny_policy.evaluate import load_player
-from tools.tiny_policy.sampler import Limits, sample_turns
 from tools.tiny_policy.tokenizer import TURN_END
 
 
@@ -72,17 +69,6 @@ def test_curves_are_drawn_by_the_tokens_that_were_sampled(tmp_path: Path) -> Non
     picture = (tmp_path / "curves.svg").read_text()
     assert "<!-- GRPO, seed 1 -->" in picture and "tokens sampled" in picture
     assert "optimizer step" not in picture
-
-
-def test_turns_after_a_shared_prefix_are_those_of_the_plain_sampler(start: Path) -> None:
-    player = load_player(start)
-    stop = player.dialect.stop_ids[0]
-    common = player.tokenizer.encode("find_customer find_item create_order")
-    prompts = [[*common, *player.tokenizer.encode(end)] for end in ("Ann apple", "Bob", "Ann tea")]
-    limits = Limits(frozenset({stop}), max_new_tokens=20)
-    plain = sample_turns(player.model, prompts, limits, torch.Generator().manual_seed(0))
-    after = sample_after_prefix(player.model, prompts, stop, most_tokens=20)
-    assert after == [turn.ids for turn in plain]
 
 
 def _save_parameters(start: Path, folder: Path) -> Path:
