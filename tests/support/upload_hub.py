@@ -4,13 +4,15 @@ branches, uploads of large files, and commits."""
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote
+
+from tests.support.http_answers import Answer, serve_answers
 
 WRITER = "hf_may_write_0123456789"
 _LARGE = ".safetensors"
@@ -106,33 +108,14 @@ def _choose_mode(asked: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[s
 @contextmanager
 def upload_hub() -> Generator[UploadHub]:
     """Serve a hub without repositories; its `endpoint` is for HF_ENDPOINT."""
-    hub, lock = UploadHub(), threading.Lock()
+    hub, lock = UploadHub(), Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
-            with lock:
-                status, value = hub.answer(self.command, self.path.partition("?")[0], token, body)
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        body = request.rfile.read(int(request.headers.get("content-length") or 0))
+        token = (request.headers.get("authorization") or "").removeprefix("Bearer ")
+        with lock:
+            said = hub.answer(request.command, request.path.partition("?")[0], token, body)
+        return said[0], {"content-type": "application/json"}, json.dumps(said[1]).encode()
 
-        do_POST = do_PUT = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Do nothing: a test prints no access log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serve_answers(answer) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
