@@ -1,4 +1,4 @@
-"""A server in a thread that answers GET, HEAD and POST from a function."""
+"""A server in a thread that answers GET, HEAD, POST and PUT from a function."""
 
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -24,6 +24,8 @@ def serve_answers(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Generat
             sent = self.rfile.read(int(self.headers.get("content-length", 0)))
             self.rfile = BytesIO(sent)
             self.do_GET()
+
+        do_PUT = do_POST
 
         def do_GET(self) -> None:
             status, headers, body = answer(self)

@@ -1,5 +1,5 @@
-"""In place of vLLM's server: a program with its options that serves a model's health on a socket,
-and has an engine, a process of its own. The model `broken` does not load."""
+"""In place of vLLM's server: a program with its options that serves a model's health on a socket or
+at an address, and has an engine, a process of its own. A model named `broken` does not load."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ async def _be_healthy(_request: web.Request) -> web.Response:
 def main() -> None:
     options = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
     print(f"loading {options['--model']}", flush=True)
-    if options["--model"] == "broken":
+    if options["--model"].endswith("broken"):
         print("WARNING this may cause OSError: too many files", file=sys.stderr)
         print("(Worker pid=7) ERROR ValueError: no such model", file=sys.stderr)
         print("RuntimeError: the cause is above", file=sys.stderr, flush=True)
@@ -28,7 +28,10 @@ def main() -> None:
     time.sleep(0.7)
     app = web.Application()
     app.router.add_get("/health", _be_healthy)
-    web.run_app(app, path=options["--uds"], print=None)
+    if "--uds" in options:
+        web.run_app(app, path=options["--uds"], print=None)
+    else:
+        web.run_app(app, host=options["--host"], port=int(options["--port"]), print=None)
 
 
 if __name__ == "__main__":

@@ -134,14 +134,9 @@ async def _talk(
                     )
                     again = await talk.hold(lines, episode.opening.task if wish.key else "")
                     if wish.key and not again:
-                        code = await _end(talk)
+                        await talk.end()
+                        graded = talk.grade is not None and talk.grade.reward is not None
+                        code = OK if graded else FAILED
             except PlayError as error:
                 raise CommandError(f"{error}; the same command opens another one") from error
         return code
-
-
-async def _end(talk: ChatConversation) -> int:
-    """Grade the task at the end, unless it was graded; return the exit code."""
-    if talk.grade is None:
-        await talk.grade_it()
-    return OK if talk.grade is not None and talk.grade.reward is not None else FAILED

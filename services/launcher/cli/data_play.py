@@ -10,7 +10,7 @@ from services.common.domain.pass_rates import PASS_REWARD
 from services.common.tasks.task_files import ReadTask, accept_rows, parse_rows, read_bytes
 from services.launcher.cli.adapters.chat_conversation import show_grade, show_tools
 from services.launcher.cli.adapters.gateway_player import PERSON_S, GatewayPlayer
-from services.launcher.cli.adapters.model_attempts import offer_tool
+from services.launcher.cli.adapters.model_attempts import offer_tool, tell_result
 from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
 from services.launcher.cli.command_runner import BAD_SPEC, reports_errors, run_until_interrupted
 from services.launcher.cli.data_views import reports_data_errors
@@ -133,7 +133,7 @@ class _HandPlayed:
         made = {"id": call_id, "type": "function", "function": function}
         self._messages += [
             {"role": "assistant", "content": "", "tool_calls": [made]},
-            {"role": "tool", "tool_call_id": call_id, "content": result.text},
+            {"role": "tool", "tool_call_id": call_id, "content": tell_result(result)},
         ]
 
     async def _end(self, answer: str) -> str:

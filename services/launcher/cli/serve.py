@@ -14,7 +14,7 @@ from services.common.rpc.network_addresses import is_loopback, join_host_port
 from services.common.spec.spec_loading import load_spec
 from services.launcher.cli.adapters.chosen_model import split_vllm_args
 from services.launcher.cli.adapters.model_families import find_family
-from services.launcher.cli.adapters.vllm_server import KEY_VARIABLE, serve_model_at
+from services.launcher.cli.adapters.vllm_server import KEY_VARIABLE, serve_model_at, wait_for_end
 from services.launcher.cli.command_runner import (
     BAD_SPEC,
     INTERRUPTED,
@@ -108,7 +108,7 @@ async def _serve(
         url = f"http://{join_host_port(host, port)}/v1"
         console.print(f"{served.name} is served at {url}; Ctrl-C ends it. For example:")
         console.print(_format_request(url, served.name))
-        code = await process.wait()
+        code = await wait_for_end(process)
     raise CommandError(f"vLLM ended with code {code}")
 
 

@@ -33,11 +33,15 @@ class TurnInterrupts:
         self._turn.clear()
         self._presses = self._count_from(self._end_turn)
 
+    def note_press(self) -> None:
+        """Record a Ctrl-C."""
+        self._presses.note_signal()
+
     @contextmanager
     def catch_signals(self) -> Generator[None]:
         """Handle Ctrl-C within this context; SIGTERM and SIGHUP end the conversation at once."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, lambda: self._presses.note_signal())
+        loop.add_signal_handler(signal.SIGINT, self.note_press)
         for number in _ENDS:
             loop.add_signal_handler(number, self.ended.set)
         try:

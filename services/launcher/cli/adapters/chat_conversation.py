@@ -49,6 +49,8 @@ class ChatConversation:
         self._attempt = ModelAttempt()
         self._tools = [offer_tool(tool) for tool in episode.opening.tools]
         self._over = False
+        # How many messages the last grade is of.
+        self._graded_messages = 0
         self.grade: Grade | None = None
 
     async def hold(self, lines: asyncio.StreamReader, first: str = "") -> bool:
@@ -82,10 +84,16 @@ class ChatConversation:
         if self.grade is not None and not self._episode.opening.regrades:
             self._console.print("it has its grade, which is final; /reset opens the task again")
             return
-        again = self.grade is not None
+        again, self._graded_messages = self.grade is not None, len(self._attempt.messages)
         answer = _find_answer(self._attempt.messages)
         self.grade = await self._episode.grade(answer, self._attempt.messages, again=again)
         show_grade(self.grade, self._console)
+
+    async def end(self) -> None:
+        """Grade the episode, unless it has its grade. Raises PlayError."""
+        has_more = len(self._attempt.messages) > self._graded_messages
+        if self.grade is None or (has_more and self._episode.opening.regrades):
+            await self.grade_it()
 
     async def _read(self, lines: asyncio.StreamReader) -> str:
         if self._console.is_terminal:

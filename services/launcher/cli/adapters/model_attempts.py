@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 from services.common.rpc.deadlines import loop_time
 from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, WrittenCall
-from services.reading.play.ports import EpisodePlayer, OfferedTool, OpenEpisode, PlayError
+from services.reading.play.ports import (
+    CallResult,
+    EpisodePlayer,
+    OfferedTool,
+    OpenEpisode,
+    PlayError,
+)
 
 # What a `no_grade` begins with that is the model's.
 ENDPOINT_FAILED = "the endpoint: "
@@ -91,12 +97,17 @@ async def make_call(episode: OpenEpisode, call: WrittenCall, attempt: ModelAttem
     reads why."""
     attempt.calls += 1
     result = await episode.call_tool(call.name, call.arguments)
-    text = result.text
-    if result.outcome != "ok":
-        attempt.tool_errors += 1
-        text = json.dumps({"error": text or result.outcome})
-    attempt.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
+    attempt.tool_errors += result.outcome != "ok"
+    answer = {"tool_call_id": call.call_id, "content": tell_result(result)}
+    attempt.messages.append({"role": "tool", **answer})
     return result.done
+
+
+def tell_result(result: CallResult) -> str:
+    """Return the answer to a call as a policy reads it."""
+    if result.outcome == "ok":
+        return result.text
+    return json.dumps({"error": result.text or result.outcome})
 
 
 def offer_tool(tool: OfferedTool) -> dict[str, Any]:

@@ -172,13 +172,22 @@ async def _keep_lines(process: Process, lines: deque[str]) -> list[str]:
     return causes
 
 
+async def wait_for_end(process: Process) -> int:
+    """Return the code of a server once it has ended by itself. Its engines may outlast it, with its
+    output still open, and then `Process.wait` would not return."""
+    # asyncio has no event for it.
+    while process.returncode is None:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+    return process.returncode
+
+
 async def _end_server(process: Process) -> None:
     """End the server and its engines."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(TimeoutError):
         async with asyncio.timeout(_END_S):
-            await process.wait()
+            await wait_for_end(process)
     # Engines are processes of its session, which a server that is killed leaves.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
