@@ -78,6 +78,7 @@ ATTEMPT: dict[str, Any] = {
     "sequences": [[{"author": "environment", "token_ids": [1]}]],
     "messages": [[{"role": "tool", "end": 1, "content": [0, 1], "outcome": SURROGATES}]],
     "named_rewards": {SURROGATES: 0.5},
+    "judged": False,
     "turns": [],
     "checks_passed": [SURROGATES],
     "checks_failed": [SURROGATES],
