@@ -232,7 +232,8 @@ async def test_env_try(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(env_try, "open_standard_input", lambda: lines)
     stub, console = SimpleNamespace(CallTool=answered, Grade=graded), terminal()
     env_try._show_ready(ready, console)  # pyright: ignore[reportPrivateUsage]
-    calling = env_try._make_calls(stub, "e", None, console)  # pyright: ignore[reportPrivateUsage]
+    opened = gateway_pb.OpenEpisodeResponse(episode_id="e", ready=ready)
+    calling = env_try._make_calls(stub, opened, None, console)  # pyright: ignore[reportPrivateUsage]
     messages = await calling
     header = gateway_pb.GradeHeader(episode_id="e")
     found = await trial_episode.grade_episode(stub, header, messages, 1.0, ready)
