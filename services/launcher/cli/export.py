@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,10 +75,7 @@ def publish_model(
     files = _list_files(folder, run, card)
     console = Terminal(soft_wrap=True)
     if wish.dry_run:
-        console.print(f"{wish.repo}, revision {wish.revision}, would get:")
-        for name, content in files.items():
-            size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            console.print(f"{size:>15,} bytes  {name}")
+        _show_files(files, wish, console)
         console.print(f"\n{card}")
         return OK
     message = f"Publish step {found} of {run.run_id}"
@@ -88,6 +86,13 @@ def publish_model(
     )
     console.print(f"step {found} of {run.run_id} is at {url}")
     return OK
+
+
+def _show_files(files: Mapping[str, Path | bytes], wish: Publication, console: Terminal) -> None:
+    console.print(f"{wish.repo}, revision {wish.revision}, would get:")
+    for name, content in files.items():
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        console.print(f"{size:>15,} bytes  {name}")
 
 
 def _find_base(run: ReportedRun) -> str:
