@@ -10,6 +10,7 @@ from services.common.aio.concurrency import running_tasks, wait_unless
 from services.common.process.loaded_objects import freeze_loaded_objects
 from services.common.process.run_membership import ReplicaStatus
 from services.common.process.service_main import Runtime, run_service_process
+from services.common.rpc.errors import ConfigError
 from services.common.spec.spec import SharedConfig
 from services.env_gateway.api.alarms import GatewayAlarms
 from services.env_gateway.config.gateway import EnvGatewayConfig
@@ -77,6 +78,7 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
     from services.env_gateway.grading.verifier_files import load_verifiers
     from services.env_gateway.grading.verifier_functions import load_functions
     from services.env_gateway.verify.verifier_pool import VerifierPool
+    from services.env_gateway.verify.verifier_process import StartError
 
     config = runtime.config.fill_coordinates(_find_units(Path(runtime.shared.policy.model)))
     verifiers = config.verifiers
@@ -92,7 +94,10 @@ async def _build_gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitSta
         weight_of=config.weight_of,
     )
     stack.push_async_callback(pool.close)
-    await pool.start_workers()
+    try:
+        await pool.start_workers()
+    except StartError as error:
+        raise ConfigError(f"a process for verifiers does not start: {error}") from error
     journal = InstanceJournal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
     stack.callback(journal.close)
     recorder: Recorder | None = None

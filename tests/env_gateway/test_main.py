@@ -93,6 +93,19 @@ def test_a_configuration_is_checked_without_starting_anything(tmp_path: Path) ->
     assert "lease_ttl_s" in wrong.stderr
 
 
+def test_a_function_that_cannot_be_imported_is_found_without_starting_anything(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rewards.py").write_text("import nowhere\ndef graded(env): ...\n")
+    section = SECTION.format(url="http://127.0.0.1:1")
+    section += '[env_gateway.environments.notes]\nverifier = "rewards:graded"\n'
+    section += '[env_gateway.verifiers]\ntrusted = ["rewards"]\n'
+    checked = run("--config", str(write_spec(tmp_path, section)), "--check-config")
+    assert checked.returncode == 2
+    assert f"notes.verifier: {tmp_path}/rewards:graded: importing rewards failed" in checked.stderr
+    assert "No module named 'nowhere' (rewards.py, line 1)" in checked.stderr
+
+
 def test_the_help_lists_every_key_of_a_server_with_its_default() -> None:
     listed = run("--help").stdout.split()
     prefix = "--env_gateway.servers.0."

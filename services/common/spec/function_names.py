@@ -1,5 +1,5 @@
 """Names of Python functions in a run spec: `MODULE:FUNCTION`, or `FOLDER/MODULE:FUNCTION` for a
-module that is not installed."""
+module that is not installed. `MODULE.py` is the same module."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class FunctionName:
         found = _PATTERN.fullmatch(text)
         if found is None:
             return None
-        return cls(found["folder"] or "", found["module"], found["function"])
+        return cls(found["folder"] or "", found["module"].removesuffix(".py"), found["function"])
 
     @property
     def package(self) -> str:

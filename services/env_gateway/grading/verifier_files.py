@@ -19,5 +19,6 @@ def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
             find_verifier(sources[env_key])
         except (OSError, ValueError) as error:
             where = f"env_gateway.environments.{env_key}.verifier"
-            raise ConfigError(f"{where}: {environment.verifier}: {error}") from error
+            hint = "; a function is MODULE:FUNCTION" if ":" in environment.verifier else ""
+            raise ConfigError(f"{where}: {environment.verifier}: {error}{hint}") from error
     return sources

@@ -29,6 +29,8 @@ _BOOT = (
 )
 # As long as a process for its verifications may take to import it.
 _TIMEOUT_S = 100.0
+# Loaded already, in each process for packages.
+_OURS = ("services", "flotilla")
 # Imports that verifiers do without.
 _REMOVED = {"fleet"}
 
@@ -51,14 +53,22 @@ async def load_functions(config: EnvGatewayConfig) -> dict[str, NamedVerifier]:
     found: dict[str, NamedVerifier] = {}
     for env_key, name in config.functions.items():
         try:
-            if config.verifiers.trusts(name.module):
-                found[env_key] = await _describe_trusted(name)
-            else:
-                found[env_key] = await asyncio.to_thread(_read_sandboxed, name)
+            found[env_key] = await _load_function(
+                name, trusted=config.verifiers.trusts(name.module)
+            )
         except VerifierError as error:
             key = f"env_gateway.environments.{env_key}.verifier"
             raise ConfigError(f"{key}: {name}: {error}") from error
     return found
+
+
+async def _load_function(name: FunctionName, *, trusted: bool) -> NamedVerifier:
+    """Load one function. Raises VerifierError."""
+    if name.package in _OURS:
+        raise VerifierError(f"{name.package!r} is a package of Flotilla; call yours otherwise")
+    if trusted:
+        return await _describe_trusted(name)
+    return await asyncio.to_thread(_read_sandboxed, name)
 
 
 async def _describe_trusted(name: FunctionName) -> NamedVerifier:
@@ -134,7 +144,8 @@ def _find_source(name: FunctionName) -> Path:
 
 
 def _list_imports(node: ast.AST) -> Iterator[str]:
-    """Yield what a source imports and the sandbox lacks, other than where it handles errors."""
+    """Yield what a source imports and the sandbox lacks, other than where it handles errors and
+    for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             tops = [alias.name.partition(".")[0] for alias in child.names]
@@ -142,6 +153,7 @@ def _list_imports(node: ast.AST) -> Iterator[str]:
             tops = ["." * child.level + (child.module or "").partition(".")[0]]
         else:
             tops = []
-            if not isinstance(child, ast.Try):
+            for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            if not for_types and not isinstance(child, ast.Try):
                 yield from _list_imports(child)
         yield from (top for top in tops if top not in {*sys.stdlib_module_names, *_REMOVED})

@@ -64,7 +64,8 @@ def digest_sources(module: ModuleType) -> str:
     whole = top.name == "__init__.py"
     root = top.parent if whole else own.parent
     digest = hashlib.sha256()
-    for path in sorted({own, *(root.rglob("*.py") if whole else ())}):
+    files = {own, *(path for path in (root.rglob("*.py") if whole else ()) if path.is_file())}
+    for path in sorted(files):
         digest.update(f"{os.path.relpath(path, root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -17,6 +17,7 @@ from services.env_gateway.config.backends import McpServer
 from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.grading.grader import VerifierRunner
+from services.env_gateway.grading.verifier_files import load_verifiers
 from services.env_gateway.grading.verifier_functions import NamedVerifier, load_functions
 from services.env_gateway.ports import Submission
 from services.env_gateway.verify.verifier_pool import VerifierPool
@@ -209,7 +210,8 @@ async def test_a_function_of_the_standard_library_runs_in_the_sandbox(folder: Pa
         ("absent_one:graded", ("absent_one",), "No module named 'absent_one'.*FOLDER/absent_one"),
         ("absent_one:graded", (), "there is no module 'absent_one' in .*FOLDER/absent_one"),
         ("office.absent:graded", (), "there is no module 'office.absent'"),
-        ("standard:absent", (), "defines no function 'absent'.*: awaited, first, graded"),
+        ("services.rewards:graded", (), "'services' is a package of Flotilla"),
+        ("standard.py:absent", (), "defines no function 'absent'.*: awaited, first, graded"),
         ("unreadable:graded", (), "does not compile: .* in line 1: def"),
     ],
 )
@@ -259,6 +261,22 @@ async def test_sources_that_changed_since_the_start_grade_nothing(folder: Path) 
     pool = VerifierPool(size=1, memory_bytes=2**29, modules=[named.module])
     with pytest.raises(StartError, match=r"office\.rewards have changed since the gateway started"):
         await pool.start_workers()
+
+
+async def test_imports_that_may_fail_or_are_for_type_checkers_are_no_reason_to_refuse(
+    folder: Path,
+) -> None:
+    (folder / "careful.py").write_text(
+        "from typing import TYPE_CHECKING\nfrom fleet import verifier\nif TYPE_CHECKING:\n"
+        "    import numpy\ntry:\n    import torch\nexcept ImportError:\n    torch = None\n"
+        "def graded(env): ...\n"
+    )
+    assert await load_functions(settings(f"{folder}/careful:graded"))
+
+
+def test_what_is_neither_a_file_nor_a_function_is_told_how_functions_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"rewards:Rewards\.graded: .* MODULE:FUNCTION"):
+        load_verifiers(settings("rewards:Rewards.graded"))
 
 
 def test_a_trusted_name_that_no_verifier_has_is_refused() -> None:

@@ -120,6 +120,25 @@ async def test_a_list_of_verifiers_that_is_missing_is_named(policy: Path, tmp_pa
     assert "install" not in result.detail
 
 
+async def test_what_the_module_of_a_function_lacks_is_not_taken_for_a_package_of_the_gateway(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = own_environment.write(tmp_path, policy)
+    (tmp_path / "rewards.py").write_text("import nowhere\ndef graded(env): ...\n")
+    function = f"--env_gateway.environments.library.verifier={tmp_path}/rewards:graded"
+    result = await examined(path, function, '--env_gateway.verifiers.trusted=["rewards"]')
+    wanted = ("library.verifier: ", "No module named 'nowhere' (rewards.py, line 1)")
+    check(result, Status.FAIL, *wanted, "correct [env_gateway]")
+
+
+def test_an_episode_that_a_function_grades_is_played_before_each_run(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    graded = "env_gateway.environments.library.verifier=rewards:graded"
+    content = spec(policy, tasks, graded)
+    assert key_of_task(content, tmp_path, own_environment.TASKS[0]) is None
+
+
 async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

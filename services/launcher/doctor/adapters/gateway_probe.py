@@ -34,7 +34,8 @@ _CLOSED_S = 10.0
 _AT_ONCE = 8
 # Packages that the gateway imports and the launcher does not.
 _PACKAGES = ("aiohttp", "PIL")
-_NO_MODULE = re.compile(r"No module named '(\w+)")
+# Of the gateway itself: what a user's module lacks is another matter.
+_NO_MODULE = re.compile(r"(?:error: )?ModuleNotFoundError: No module named '(\w+)")
 _INSTALL_FIX = f"{install_command('env-gateway')}, or `make setup`"
 
 
@@ -102,7 +103,7 @@ async def _play_canaries(
 
 
 def _explain_failed_start(reason: str) -> Finding:
-    if lacking := _NO_MODULE.search(reason):
+    if lacking := _NO_MODULE.match(reason):
         return fail(reason, f"install {lacking[1]}: {_INSTALL_FIX}")
     return fail(reason, "correct [env_gateway]")
 
