@@ -119,13 +119,14 @@ def _vary(conversation: Conversation, stock: WordStock, rng: random.Random) -> C
 
 
 def find_values(conversation: Conversation) -> list[str]:
-    """Return the texts that a conversation's calls take from what stands before them: whole values,
-    and of values that stand nowhere as they are, such as queries, words of the prompt."""
+    """Return the texts that calls and the final answer take from what stands before them: whole
+    values, and of values that stand nowhere as they are, such as queries, words of the prompt."""
     found: dict[str, None] = {}
     before = conversation.prompt
     prompt_words = set(_WORD.findall(conversation.prompt))
     for turn in conversation.turns:
-        for leaf in leaves_of([json.loads(call.arguments) for call in turn.calls]):
+        said = [turn.content] if turn.content != DONE_WORD else []
+        for leaf in [*leaves_of([json.loads(call.arguments) for call in turn.calls]), *said]:
             if leaf and re.search(_bounded(leaf), before):
                 found[leaf] = None
             else:
@@ -179,9 +180,8 @@ def _give_up(conversation: Conversation, lazy: float, rng: random.Random) -> Con
     """Return the conversation up to a call before which the player claims to be done."""
     for number, turn in enumerate(conversation.turns):
         if turn.calls and rng.random() < lazy:
-            last = conversation.turns[-1]
-            end = SaidTurn(DONE_WORD) if last.calls else last
-            return msgspec.structs.replace(conversation, turns=(*conversation.turns[:number], end))
+            turns = (*conversation.turns[:number], SaidTurn(DONE_WORD))
+            return msgspec.structs.replace(conversation, turns=turns)
     return conversation
 
 

@@ -52,6 +52,19 @@ def test_a_value_in_an_answer_changes_with_the_call() -> None:
         assert arguments_of(drill)[0] == "x"
 
 
+def test_a_final_answer_changes_with_what_a_tool_has_said() -> None:
+    row = shown_row(
+        "a", "When was cedar written?", ("write_note", {"path": "cedar"}, '{"at": "9:30"}')
+    )
+    row["messages"][-1]["content"] = "9:30"
+    shown = to_conversation(row)
+    assert find_values(shown) == ["cedar", "9:30"]
+    for drill in islice(make_drills([shown], NAMES, 0.0, random.Random(1)), 50):
+        assert drill.turns[0].replies[0].text == f'{{"at": "{drill.turns[1].content}"}}'
+    gives_up = next(make_drills([shown], NAMES, 1.0, random.Random(1)))
+    assert [turn.content for turn in gives_up.turns] == ["Done."]
+
+
 def test_of_a_query_only_words_of_the_prompt_change() -> None:
     call = {"query": "INSERT INTO items (name, price) VALUES ('potato', 3)"}
     shown = to_conversation(
