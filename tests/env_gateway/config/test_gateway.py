@@ -22,7 +22,7 @@ from services.env_gateway.config.gateway import EnvGatewayConfig
             {"environments": {"e": {"grading": "judge", "verifier": "v.py"}}},
             'it never runs with grading = "judge"',
         ),
-        ({"environments": {"e": {"grading": "llm"}}}, "environments.e.grading"),
+        ({"environments": {"e": {"grading": "llm"}}}, "e.grading"),
         (
             {"servers": [{"url": "http://x", "parallel_reads": "listed"}]},
             'parallel_reads = "listed" needs read_only_tools',

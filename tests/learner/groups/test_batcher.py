@@ -13,6 +13,8 @@ from services.learner.group_types import GroupSpec
 from services.learner.groups.batcher import Batcher, build_train_batch
 from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
 from services.learner.sampling.tasks import Task
+from services.learner.tracking.histograms import step_histograms
+from services.learner.tracking.metric_formulas import judge_score_metrics, reward_metrics
 from services.learner.types import TurnTokens
 
 
@@ -131,3 +133,29 @@ def test_what_is_staler_than_the_bound_is_dropped_and_never_taken(
     batcher = make(ready(0, [0, 1], oldest=3), ready(1, [0, 1], oldest=4), staleness=staleness)
     assert len(batcher.drop_stale(5)) == 2 - left
     assert len(batcher) == left
+
+
+def judged(group: ReadyGroup) -> ReadyGroup:
+    """The same group, whose rewards are a judge's scores."""
+    records = (replace(r, trajectory=replace(r.trajectory, judged=True)) for r in group.graded)
+    return replace(group, graded=tuple(records))
+
+
+def test_judged_groups_are_trained_on_and_teach_the_curriculum_nothing() -> None:
+    batch = make(ready(1, [1.0, 0.0]), judged(ready(2, [1.0, 0.5]))).take_batch(0)
+    assert batch is not None
+    assert len(batch.groups) == 2
+    assert [outcome.rewards for outcome in batch.outcomes] == [[1.0, 0.0]]
+
+
+def test_no_figure_of_rewards_contains_a_judges_score() -> None:
+    graded, scored = ready(1, [1.0, 0.0]), judged(ready(2, [1.0, 0.5, 0.0]))
+    assert reward_metrics([graded, scored]) == reward_metrics([graded])
+    assert reward_metrics([scored]) == {}
+    assert judge_score_metrics([graded]) == {}
+    found = judge_score_metrics([graded, scored])
+    assert found["judge/env/best_minus_mean"] == 0.5
+    assert found["judge/env/signal_ratio"] == 1.0
+    assert step_histograms([scored], 0).keys() == step_histograms([graded], 0).keys() ^ {
+        *("judge/distribution", "reward/distribution")
+    }

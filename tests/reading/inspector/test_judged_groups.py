@@ -38,9 +38,16 @@ def db(tmp_path: Path) -> sqlite3.Connection:
 
 def give(db: sqlite3.Connection, scores: dict[int, float] | None) -> GroupRow:
     verdict = GroupVerdict(
-        **{"group_id": "g", "scores": scores, "failure": "" if scores else "no JSON"},
-        **{"model": "m", "request_digest": b"d", "answer": "a", "calls": 1},
-        **{"prompt_tokens": 1, "completion_tokens": 1, "seconds": 1.0},
+        group_id="g",
+        scores=scores,
+        failure="" if scores else "no JSON",
+        model="m",
+        request_digest=b"d",
+        answer="a",
+        calls=1,
+        prompt_tokens=1,
+        completion_tokens=1,
+        seconds=1.0,
     )
     put_verdict(db, verdict, KEYS)
     return with_tries(db, group_rows(db, ["g"])[0])
