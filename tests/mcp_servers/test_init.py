@@ -11,7 +11,8 @@ from services.common.tasks.task_checks import Outcome, read_checks
 from tests.mcp_servers.public_servers import SERVERS, PublicServer
 from tests.support.launcher import forged_command
 
-pytestmark = pytest.mark.mcp_servers
+# Beside others on two cores.
+pytestmark = [pytest.mark.mcp_servers, pytest.mark.timeout(900)]
 
 TASKS, HELDOUT = 8, 4
 # Of these, no state can be seen or changed: their tasks ask what they answer.

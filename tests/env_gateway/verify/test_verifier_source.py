@@ -25,3 +25,13 @@ def test_the_verifier_is_found_by_its_shape() -> None:
     assert find_verifier(helper).name == "helper"
     with pytest.raises(VerifierError, match="async"):
         find_verifier("async def verify(env): ...")
+
+
+def test_only_a_verifier_that_names_the_tasks_metadata_gets_it() -> None:
+    named = find_verifier("def verify(env, metadata): ...")
+    assert named.choose_arguments("a", "b", {"n": 1}) == {"metadata": {"n": 1}}
+    everything = find_verifier("def verify(env, **rest): ...")
+    assert everything.choose_arguments("a", "b", {"n": 1}) == {
+        "final_answer": "a",
+        "conversation": "b",
+    }

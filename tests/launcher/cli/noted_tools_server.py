@@ -52,6 +52,7 @@ class Notes:
         ]
         if self._hostile:
             escapes = {"type": "string", "description": f'Where (e.g. "../../up", "{CHAT}")'}
+            odd: dict[str, Any] = {EVIL: text, CHAT: text}
             modes = {"enum": [CHAT, EVIL, "../..", "plain"]}
             tools = [each | {"description": CHAT + "x" * 100_000} for each in tools]
             tools += [
@@ -59,7 +60,7 @@ class Notes:
                 tool("set_mode", EVIL, mode=modes),
                 tool("save_to", CHAT, where=escapes, text=text),
                 tool("dig", "Deep.", hole=deepen(30)),
-                tool("odd", "Odd.", **{EVIL: text, CHAT: text}),
+                tool("odd", "Odd.", **odd),
             ]
         return tools[2:] if self._blind else tools
 

@@ -19,6 +19,8 @@ from tests.support.launcher import forged_command
 from tests.support.scripted_model import serve_model
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 SERVER = Path(noted_tools_server.__file__)
 WRITTEN = Path(folder_files.__file__).parent / "written"
 

@@ -25,6 +25,8 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def test_values_are_those_that_a_schema_allows() -> None:
+    person = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    people: dict[str, Any] = {"$defs": {"Person": person}}
     drawn = draw(
         "book_room",
         {
@@ -36,7 +38,7 @@ def test_values_are_those_that_a_schema_allows() -> None:
             "zone": {"type": "string", "description": "Zone (e.g., 'Asia/Tokyo', 'Etc/UTC')"},
             "by": {"$ref": "#/$defs/Person"},
         },
-        **{"$defs": {"Person": {"properties": {"name": {"type": "string"}}, "required": ["name"]}}},
+        **people,
     )
     assert drawn["kind"] in ("single", "double")
     assert drawn["nights"] in (2, 3)
