@@ -150,6 +150,8 @@ every = 10
 [learner.eval]
 # Before, after the warm start, and at the end.
 every = 0
+# How long training waits for an evaluation: on a slow machine the first takes minutes to begin.
+hold_s = 900
 
 [[learner.eval.sets]]
 name = "heldout"
