@@ -23,6 +23,7 @@ PLAN = FolderPlan(
     ),
     has_state=True,
     reuses=True,
+    resets=True,
 )
 
 
@@ -31,7 +32,9 @@ def written_from(text: str, **changes: Any) -> dict[str, Any]:
 
 
 async def test_every_service_accepts_it(tmp_path: Path) -> None:
-    plan = FolderPlan("office", (ServerWish("files", ("true",)),), has_state=False, reuses=True)
+    plan = FolderPlan(
+        "office", (ServerWish("files", ("true",)),), has_state=False, reuses=True, resets=True
+    )
     spec = write_laptop_spec(tomllib.loads(write_spec(plan)), LENGTHS)
     (tmp_path / SPEC).write_text(spec)
     loaded = load_spec(tmp_path / SPEC)
