@@ -129,7 +129,8 @@ max_staleness = 1
 [learner.warm_start]
 # `flotilla sft laptop.toml --from demonstrations.jsonl --warm-start` sets `data`.
 data = "demonstrations.npz"
-steps = 20
+# Few: who is sure of everything tries nothing else in GRPO.
+steps = 12
 sequences_per_step = 32
 lr = 1e-3
 
