@@ -129,7 +129,8 @@ max_staleness = 1
 [learner.warm_start]
 # `flotilla sft laptop.toml --from demonstrations.jsonl --warm-start` sets `data`.
 data = "demonstrations.npz"
-steps = 20
+# Few: who is sure of everything tries nothing else in GRPO.
+steps = 12
 sequences_per_step = 32
 lr = 1e-3
 
@@ -150,6 +151,8 @@ every = 10
 [learner.eval]
 # Before, after the warm start, and at the end.
 every = 0
+# How long training waits for an evaluation: on a slow machine the first takes minutes to begin.
+hold_s = 900
 
 [[learner.eval.sets]]
 name = "heldout"
