@@ -103,26 +103,16 @@ async def _find_probes(
             for number in range(_TRIES if required_of(tool) else 1):
                 draw = Draw(rng, found.pool, found.tables, reuse=1.0)
                 try:
-                    arguments = draw_probe(tool, draw)
+                    probe = _draw_general(tool, draw, whole=number == 0)
                 except UndrawableError:
                     break
-                if number == 0:
-                    # The whole is what most changes show in.
-                    paths = [name for name in required_of(tool) if kind_of(name) == PATH]
-                    arguments |= {n: "." for n in paths if isinstance(arguments[n], str)}
-                probe = Probe(tool.name, arguments)
                 # Of what was made up there is nothing to see.
                 is_idle = tool.name in found.slow or draw.invented
                 if is_idle or probe.identity in seen or kept == most:
                     continue
-                began = loop_time()
-                result = await episode.call_tool(probe.tool, json.dumps(probe.arguments))
-                if loop_time() - began > SLOW_S:
-                    found.slow.add(tool.name)
-                observed = observe(result.outcome, result.text)
-                if observed.lines is None or tool.name in found.slow:
+                observed = await _learn_from(episode, found, probe)
+                if observed.lines is None:
                     continue
-                found.pool.add_answer(probe.arguments, result.text)
                 # Two tools that show the same are one too many.
                 lines = frozenset(observed.lines)
                 if all(tool.name == of or not lines <= there for there, of in shown.items()):
@@ -130,6 +120,29 @@ async def _find_probes(
                     seen[probe.identity] = probe, observed
                     kept += 1
     return list(seen.values())
+
+
+def _draw_general(tool: OfferedTool, draw: Draw, *, whole: bool) -> Probe:
+    """Draw a probe; of the `whole` folder, where a path is asked for, since most changes show
+    there. Raises UndrawableError."""
+    arguments = draw_probe(tool, draw)
+    if whole:
+        paths = [name for name in required_of(tool) if kind_of(name) == PATH]
+        arguments |= {name: "." for name in paths if isinstance(arguments[name], str)}
+    return Probe(tool.name, arguments)
+
+
+async def _learn_from(episode: OpenEpisode, found: Surroundings, probe: Probe) -> Observation:
+    """Make a probe's call, and learn from the answer; without lines if it is none to use."""
+    began = loop_time()
+    result = await episode.call_tool(probe.tool, json.dumps(probe.arguments))
+    if loop_time() - began > SLOW_S:
+        found.slow.add(probe.tool)
+        return Observation(None, usable=False)
+    observed = observe(result.outcome, result.text)
+    if observed.lines is not None:
+        found.pool.add_answer(probe.arguments, result.text)
+    return observed
 
 
 def _rank_reader(tool: OfferedTool) -> tuple[bool, int]:
