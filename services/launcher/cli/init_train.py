@@ -90,8 +90,10 @@ def _build_policy(seed: int) -> Lengths:
         raise CommandError("the tiny policy was not built; its reason is above")
     told = json.loads(Path(MODEL, "tiny_policy.json").read_text())
     return Lengths(
-        *(told[name] for name in ("longest_prompt", "longest_demonstration", "longest_turn")),
-        told["most_turns"],
+        prompt=told["longest_prompt"],
+        demonstration=told["longest_demonstration"],
+        turn=told["longest_turn"],
+        turns=told["most_turns"],
     )
 
 
