@@ -113,7 +113,11 @@ def _read_rows(run_dir: Path) -> dict[str, Any]:
 
 
 def _rate_of(run_dir: Path, step: int, eval_set: str) -> Rate | None:
-    _, attempts = read_evaluation(run_dir, step, eval_set)
+    try:
+        _, attempts = read_evaluation(run_dir, step, eval_set)
+    except EvaluationError:
+        # It was given up before its first attempt, as on a machine that is too slow.
+        return None
     return score_evaluation(attempts, 1)[-1].pass_at_1
 
 
