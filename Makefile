@@ -96,7 +96,7 @@ test-full: $(STAMP) $(OPENENV)/.installed zoo-if-any  ## run the long tests too
 	    tests/learner/algo tests/learner/rank tests/learner/ranks || exit 1; done
 
 test-mcp: mcp-servers  ## play public MCP servers and the official conformance suite (needs npm)
-	$(BIN)/python -m pytest -m mcp_servers tests/mcp_servers
+	$(BIN)/python -m pytest -m "mcp_servers and not slow" tests/mcp_servers
 
 mcp-servers: $(MCP)/.installed  ## create build/mcp-servers, which make test-mcp plays (410 MB; needs npm)
 

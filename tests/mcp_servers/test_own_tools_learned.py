@@ -1,4 +1,5 @@
-"""The evening on a laptop: tasks are made from a public server, and a tiny policy learns them."""
+"""The evening on a laptop: tasks are made from a public server, and a tiny policy learns them. It
+takes a quarter of an hour or more: `pytest -m "mcp_servers and slow" tests/mcp_servers`."""
 
 import json
 from pathlib import Path

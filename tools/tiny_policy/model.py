@@ -54,7 +54,7 @@ def build_model(
         if isinstance(module, Qwen3Attention):
             copy_attended_tokens(module.v_proj.weight, module.o_proj.weight)
     if shape.induces:
-        start_induction(model)
+        start_induction(model, shape.heads, shape.rope_theta)
     model.generation_config = GenerationConfig(
         eos_token_id=[eos_token_id, pad_token_id],
         pad_token_id=pad_token_id,

@@ -90,8 +90,10 @@ def _build_policy(seed: int) -> Lengths:
         raise CommandError("the tiny policy was not built; its reason is above")
     told = json.loads(Path(MODEL, "tiny_policy.json").read_text())
     return Lengths(
-        *(told[name] for name in ("longest_prompt", "longest_demonstration", "longest_turn")),
-        told["most_turns"],
+        prompt=told["longest_prompt"],
+        demonstration=told["longest_demonstration"],
+        turn=told["longest_turn"],
+        turns=told["most_turns"],
     )
 
 
@@ -111,7 +113,11 @@ def _read_rows(run_dir: Path) -> dict[str, Any]:
 
 
 def _rate_of(run_dir: Path, step: int, eval_set: str) -> Rate | None:
-    _, attempts = read_evaluation(run_dir, step, eval_set)
+    try:
+        _, attempts = read_evaluation(run_dir, step, eval_set)
+    except EvaluationError:
+        # It was given up before its first attempt, as on a machine that is too slow.
+        return None
     return score_evaluation(attempts, 1)[-1].pass_at_1
 
 
