@@ -210,7 +210,7 @@ async def test_a_function_of_the_standard_library_runs_in_the_sandbox(folder: Pa
         ("absent_one:graded", ("absent_one",), "No module named 'absent_one'.*FOLDER/absent_one"),
         ("absent_one:graded", (), "there is no module 'absent_one' in .*FOLDER/absent_one"),
         ("office.absent:graded", (), "there is no module 'office.absent'"),
-        ("services.common:graded", (), "'services' is a package of Flotilla"),
+        ("services.common.text.redaction:redact", (), "'services' is a package of Flotilla"),
         ("standard.py:absent", (), "defines no function 'absent'.*: awaited, first, graded"),
         ("unreadable:graded", (), "does not compile: .* in line 1: def"),
     ],
