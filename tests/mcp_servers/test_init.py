@@ -1,4 +1,5 @@
-"""`flotilla init` on public MCP servers: the tasks that it makes of each are valid."""
+"""`flotilla init` on public MCP servers: the tasks that it makes of each are valid. All but two take
+long: `pytest -m "mcp_servers and slow" tests/mcp_servers/test_init.py`."""
 
 import json
 import shlex
@@ -41,7 +42,14 @@ def options_of(server: PublicServer, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["filesystem", "memory", "sqlite", "git", "everything", "time", "calculator"]
+    "name",
+    [
+        *("filesystem", "time"),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("memory", "sqlite", "git", "everything", "calculator")
+        ),
+    ],
 )
 def test_the_tasks_of_a_public_server_are_valid_and_not_trivial(name: str, tmp_path: Path) -> None:
     code, output = flotilla(tmp_path, "init", "own", *options_of(SERVERS[name], tmp_path))
