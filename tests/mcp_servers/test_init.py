@@ -1,5 +1,5 @@
-"""`flotilla init` on public MCP servers: the tasks that it makes of each are valid. All but two take
-long: `pytest -m "mcp_servers and slow" tests/mcp_servers/test_init.py`."""
+"""`flotilla init` on public MCP servers: the tasks that it makes of each are valid. All but two
+take long, and run by `pytest -m "mcp_servers and slow" tests/mcp_servers/test_init.py`."""
 
 import json
 import shlex
