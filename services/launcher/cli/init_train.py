@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.files.durable_files import replace_file
+from services.common.process.child_environment import child_environment
 from services.common.process.python_command import python_command
 from services.launcher.cli.command_runner import OK, reports_errors
 from services.launcher.cli.sft import ImitationRequest, imitate_run
@@ -85,7 +86,8 @@ def _known_runs() -> set[str]:
 def _build_policy(seed: int) -> Lengths:
     """Build the policy, which shows its own progress. Raises CommandError."""
     command = [*_FIT, "--demonstrations", str(DEMONSTRATIONS), "--tasks", *map(str, TASKS)]
-    done = subprocess.run([*command, "--seed", str(seed), "--out", MODEL], check=False)
+    command += ["--seed", str(seed), "--out", MODEL]
+    done = subprocess.run(command, check=False, env=child_environment(ours=True))
     if done.returncode:
         raise CommandError("the tiny policy was not built; its reason is above")
     told = json.loads(Path(MODEL, "tiny_policy.json").read_text())

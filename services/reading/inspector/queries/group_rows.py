@@ -171,8 +171,10 @@ def _rewards_of(
     found: dict[str, list[float]] = {}
     judged = set[str]()
     for chunk, marks in _chunks(group_ids):
+        # A damaged summary is named where it is read.
         sql = (
-            "SELECT group_id, reward, json_extract(summary, '$.judged') FROM trajectories"
+            "SELECT group_id, reward, CASE WHEN json_valid(summary)"
+            " THEN json_extract(summary, '$.judged') END FROM trajectories"
             f" WHERE group_id IN ({marks})"
             " AND reward IS NOT NULL ORDER BY group_id, attempt_index, try"
         )
