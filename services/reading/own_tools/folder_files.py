@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.reading.own_tools.task_making import MadeTask
+from services.reading.own_tools.toml_text import to_toml
 from services.reading.play.ports import OfferedTool
 from services.reading.play.solutions import Solution, format_solutions
 
@@ -121,17 +122,6 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
-def quote(value: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Return a text, a list or a table of texts as TOML. What JSON leaves as it is and TOML
-    forbids are DEL and lone surrogates."""
-    if isinstance(value, str):
-        text = json.dumps(value.encode(errors="replace").decode(), ensure_ascii=False)
-        return text.replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{quote(k)} = {quote(v)}" for k, v in value.items()) + " }"
-    return f"[{', '.join(map(quote, value))}]"
-
-
 def server_name(words: str, taken: Iterable[str]) -> str:
     """Return a name for a server, from its command or URL, that none of the others has."""
     plain = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:24] or "server"
@@ -146,36 +136,36 @@ def write_spec(plan: FolderPlan) -> str:
     names = [server.name for server in plan.servers]
     tables = "\n".join(_write_server(server, plan) for server in plan.servers)
     return (
-        _HEAD.format(name=quote(plan.name))
+        _HEAD.format(name=to_toml(plan.name))
         + tables
-        + _ENVIRONMENT.format(env=quote(plan.name), servers=quote(names))
+        + _ENVIRONMENT.format(env=to_toml(plan.name), servers=to_toml(names))
         + _REST
     )
 
 
 def _write_server(server: ServerWish, plan: FolderPlan) -> str:
-    lines = ["", "[[env_gateway.servers]]", f"name = {quote(server.name)}"]
+    lines = ["", "[[env_gateway.servers]]", f"name = {to_toml(server.name)}"]
     if server.url:
         lines += [
             "# All episodes share it: nothing brings its state back to the beginning.",
-            f"url = {quote(server.url)}",
+            f"url = {to_toml(server.url)}",
         ]
         if server.key_env:
             lines += [
                 "# The variable with its bearer key.",
-                f"api_key_env = {quote(server.key_env)}",
+                f"api_key_env = {to_toml(server.key_env)}",
             ]
     else:
         lines += [
             "# Every episode has a process of it, and a folder of its own, {episode_dir}.",
             'transport = "stdio"',
-            f"command = {quote(server.command)}",
+            f"command = {to_toml(server.command)}",
         ]
         if server.env:
             lines += ["# Its variables; $NAME is the value of NAME when the gateway starts."]
-            lines += [f"env = {quote(server.env)}"]
+            lines += [f"env = {to_toml(server.env)}"]
         if plan.has_state:
-            lines += ["# What the episode's folder holds at first.", f"template = {quote(STATE)}"]
+            lines += ["# What the episode's folder holds at first.", f"template = {to_toml(STATE)}"]
         lines += ["# It reads no FLOTILLA_ variable of the task, so it can be started ahead of it."]
         lines += ["task_variables = false"]
         lines += [
@@ -185,7 +175,7 @@ def _write_server(server: ServerWish, plan: FolderPlan) -> str:
         ]
     if server.read_only:
         lines += ["# Tools that only read, beside those that say so: verifiers may call no others."]
-        lines += [f"read_only_tools = {quote(server.read_only)}"]
+        lines += [f"read_only_tools = {to_toml(server.read_only)}"]
     return "\n".join(lines) + "\n"
 
 

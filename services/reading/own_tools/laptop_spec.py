@@ -1,10 +1,11 @@
 """The run spec that trains a tiny policy on the tools of a folder of `flotilla init`, on a machine
 without a GPU. Pure."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+
+from services.reading.own_tools.toml_text import quote, to_toml
 
 SPEC, MODEL = "laptop.toml", "tiny"
 # Held-out tasks are attempted so often at T = 1, and once greedily.
@@ -41,19 +42,6 @@ def write_laptop_spec(run_spec: Mapping[str, Any], lengths: Lengths) -> str:
     )
 
 
-def to_toml(value: Any) -> str:
-    """Return a value on one line. What JSON leaves as it is and TOML forbids is DEL."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_quote(k)} = {to_toml(v)}' for k, v in value.items())} }}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(map(to_toml, value))}]"
-    return _quote(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _write_table(
     path: tuple[str, ...], table: Mapping[str, Any], brackets: tuple[str, str] = ("[", "]")
 ) -> Iterator[str]:
@@ -79,7 +67,7 @@ def _is_tables(value: Any) -> bool:
 
 def _quote_key(name: str) -> str:
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else _quote(name)
+    return name if plain else quote(name)
 
 
 def _round_up(count: int, step: int) -> int:

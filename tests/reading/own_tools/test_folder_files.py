@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from services.reading.own_tools.folder_files import (
     FolderPlan,
     ServerWish,
-    quote,
     server_name,
     task_files,
     write_spec,
 )
 from services.reading.own_tools.task_making import MadeTask
+from services.reading.own_tools.toml_text import to_toml
 from services.reading.play.solutions import SolutionCall
 
 PLAN = FolderPlan("own", (ServerWish("files", ("serve", "{episode_dir}")),), True, True, True)
@@ -23,7 +23,7 @@ PLAN = FolderPlan("own", (ServerWish("files", ("serve", "{episode_dir}")),), Tru
 
 @given(st.text())
 def test_any_text_survives_in_toml(text: str) -> None:
-    assert tomllib.loads(f"a = {quote(text)}")["a"] == text.encode(errors="replace").decode()
+    assert tomllib.loads(f"a = {to_toml(text)}")["a"] == text.encode(errors="replace").decode()
 
 
 def test_a_spec_says_what_was_planned_with_a_comment_at_every_choice() -> None:
