@@ -120,10 +120,17 @@ class VerifierPool:
         return self._sandbox.limits if self._sandbox else []
 
     async def start_workers(self) -> None:
-        """Start the processes for trusted verifiers before the first grade. Raises StartError."""
+        """Start the processes for trusted verifiers before the first grade. Raises StartError; then
+        none is left."""
         for packages in self._kinds:
             starting = (self._start_trusted(packages=packages) for _ in range(self._size))
-            self._idle[packages].extend(await asyncio.gather(*starting))
+            results = await asyncio.gather(*starting, return_exceptions=True)
+            self._idle[packages].extend(
+                each for each in results if isinstance(each, VerifierProcess)
+            )
+            if error := next((each for each in results if isinstance(each, BaseException)), None):
+                await self.close()
+                raise error
 
     async def run_verifier(self, verification: Verification, *, timeout_s: float) -> Execution:
         async with self._places.hold_place(verification.run_id, math.inf):

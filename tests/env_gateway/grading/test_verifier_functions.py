@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from services.common.domain.attempts import Grade, NoGradeReason
@@ -259,8 +260,11 @@ async def test_sources_that_changed_since_the_start_grade_nothing(folder: Path) 
     assert named.module is not None
     (folder / "office/words.py").write_text("WORD = 'eggs'\n")
     pool = VerifierPool(size=1, memory_bytes=2**29, modules=[named.module])
+    before = psutil.Process().children(recursive=True)
     with pytest.raises(StartError, match=r"office\.rewards have changed since the gateway started"):
         await pool.start_workers()
+    # Those that needed none of the sources had started.
+    assert psutil.Process().children(recursive=True) == before
 
 
 async def test_imports_that_may_fail_or_are_for_type_checkers_are_no_reason_to_refuse(

@@ -110,6 +110,9 @@ def test_a_server_whose_state_outlives_it_is_told_so_and_gets_no_task_that_chang
     tmp_path: Path,
 ) -> None:
     (tmp_path / "kept").mkdir()
+    # How many notes its own calls leave there, before it sees that they stay, is chance.
+    for number in range(8):
+        (tmp_path / f"kept/errand{number}.note").write_text(f"errand number {number * 17 + 3}")
     code, output = make(tmp_path, mcp=server("--keep", str(tmp_path / "kept")))
     assert "give it a place there, such as --env DATA_FILE={episode_dir}/data.json" in output
     assert code == 0, output

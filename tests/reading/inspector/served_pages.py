@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
@@ -113,6 +113,12 @@ def serious_violations(page: Page, **options: Any) -> list[str]:
         for each in result["violations"]
         if each["impact"] in ("serious", "critical")
     ]
+
+
+def follow(link: Locator) -> None:
+    """Click what leads to another page, and wait until all of that page is there."""
+    with link.page.expect_navigation():
+        link.click()
 
 
 def numbers_shown(page: Page, index: int) -> dict[str, str]:

@@ -33,6 +33,7 @@ from tests.reading.inspector.served_pages import (
     AXE,
     ServedPages,
     WatchedPage,
+    follow,
     numbers_shown,
     serious_violations,
     serving,
@@ -59,9 +60,9 @@ def test_three_clicks_lead_to_the_worst_attempt_of_the_last_step(
 ) -> None:
     page = watched.page
     page.goto(served.base)
-    page.get_by_role("link", name=RUN).click()
-    page.get_by_role("link", name="Last step: 3").click()
-    page.get_by_role("link", name="Worst attempt").click()
+    follow(page.get_by_role("link", name=RUN))
+    follow(page.get_by_role("link", name="Last step: 3"))
+    follow(page.get_by_role("link", name="Worst attempt"))
     assert urlsplit(page.url).path == urlsplit(attempt_url("", WORST)).path
     assert page.get_by_text("no hotel is booked").is_visible()
     assert page.locator(".call").first.inner_text().split() == [
@@ -137,7 +138,7 @@ def test_without_scripts_the_numbers_are_a_table(
     page = context.new_page()
     page.goto(served.url)
     page.goto(attempt_url(served.base, WORST, "tokens"))
-    page.get_by_role("link", name="The same numbers as a table").click()
+    follow(page.get_by_role("link", name="The same numbers as a table"))
     sequence = made_run.trajectories[WORST].sequences[0]
     rows = page.locator(".numbers tbody tr")
     assert rows.count() == len(sequence.token_ids)
@@ -394,7 +395,7 @@ def test_a_curve_is_drawn_and_is_a_table_as_well(watched: WatchedPage, served: S
     page = watched.page
     page.goto(f"{served.base}/curves")
     page.get_by_label("Metric 1").select_option("policy/entropy")
-    page.get_by_role("button", name="Show").click()
+    follow(page.get_by_role("button", name="Show"))
     page.locator("#plot canvas").wait_for()
     assert "metric=policy%2Fentropy" in page.url
     page.get_by_text("Values as a table").click()
@@ -410,7 +411,7 @@ def test_an_address_holds_several_metrics_with_an_axis_each(
     page.goto(f"{served.base}/curves?metric=policy/entropy")
     page.get_by_label("Metric 2").select_option("reward/avg_pass_at_1")
     page.get_by_label("An axis for each metric").check()
-    page.get_by_role("button", name="Show").click()
+    follow(page.get_by_role("button", name="Show"))
     page.goto(page.url)
     page.locator("#plot canvas").wait_for()
     legend = page.locator(".u-legend .u-label").all_inner_texts()
@@ -445,26 +446,26 @@ def test_a_search_leads_to_a_task_across_steps_and_to_two_attempts_side_by_side(
 ) -> None:
     page = watched.page
     page.goto(f"{served.base}/runs/{RUN}")
-    page.get_by_role("link", name="Search attempts").click()
+    follow(page.get_by_role("link", name="Search attempts"))
     page.get_by_label("Text in messages").fill("aurora IS booked")
     page.get_by_label("Outcome").select_option("failed")
     page.get_by_label("Reward from").fill("0.25")
-    page.get_by_role("button", name="Search").click()
+    follow(page.get_by_role("button", name="Search"))
     rows = page.locator("tbody tr:not(.excerpt)")
     assert rows.count() == 3
     assert "The Aurora is booked." in page.locator(".excerpt").first.inner_text()
     assert page.get_by_label("Outcome").input_value() == "failed"
     assert page.get_by_text("Looked at attempts 1 to 44 of 44").is_visible()
-    rows.last.get_by_role("link", name="booking-000").click()
+    follow(rows.last.get_by_role("link", name="booking-000"))
     assert page.locator("tbody tr").count() == 1
     assert "3 of 4" in page.locator("tbody tr").inner_text()
-    page.locator(".tries a").first.click()
-    page.get_by_role("link", name="Side by side with another attempt").click()
+    follow(page.locator(".tries a").first)
+    follow(page.get_by_role("link", name="Side by side with another attempt"))
     sides = page.locator(".compare section")
     assert "wrong nights" in sides.first.inner_text()
     assert "wrong nights" not in sides.last.inner_text()
     page.locator("#attempt-2").select_option("g000000r0/3/0")
-    page.get_by_role("button", name="Show").click()
+    follow(page.get_by_role("button", name="Show"))
     sides.last.get_by_role("link", name="attempt 3").wait_for()
     assert sides.first.get_by_role("link", name="attempt 1").is_visible()
     assert watched.troubles == []
@@ -480,15 +481,15 @@ def test_a_bundle_opens_from_its_files_alone(
     with watched_page(browser) as watched:
         page = watched.page
         page.goto((tmp_path / "out/index.html").as_uri())
-        page.get_by_role("link", name="Last step: 3").click()
-        page.get_by_role("link", name="Worst attempt").click()
+        follow(page.get_by_role("link", name="Last step: 3"))
+        follow(page.get_by_role("link", name="Worst attempt"))
         assert page.get_by_text("no hotel is booked").is_visible()
-        page.get_by_role("link", name="Tokens").click()
+        follow(page.get_by_role("link", name="Tokens"))
         page.wait_for_selector("#token-view[data-ready]")
         sequence = made_run.trajectories[WORST].sequences[0]
         place = int(np.flatnonzero(policy_mask(sequence.spans))[3])
         assert np.float32(numbers_shown(page, place)["logprob"]) == sequence.logprobs[3]
-        page.get_by_role("link", name="Curves").click()
+        follow(page.get_by_role("link", name="Curves"))
         page.locator("#plot canvas").wait_for()
         for link in page.locator("a[href]").all():
             target = urlsplit(page.evaluate("a => a.href", link.element_handle()))

@@ -22,6 +22,7 @@ from tests.reading.inspector.made_runs import run_apart
 from tests.reading.inspector.served_pages import (
     AXE,
     ServedPages,
+    follow,
     numbers_shown,
     serious_violations,
     serving,
@@ -56,13 +57,13 @@ def test_the_page_of_a_step_leads_to_the_numbers_of_each_imitated_token(
         page.goto(pages.url)
         page.goto(f"{pages.base}/runs/run")
         assert page.get_by_role("columnheader", name="loss", exact=True).is_visible()
-        page.get_by_role("link", name=f"Last step: {STEPS}").click()
+        follow(page.get_by_role("link", name=f"Last step: {STEPS}"))
         assert page.get_by_role("row").count() == PER_STEP + 1
         row = page.get_by_role("row").nth(2)
         assert f"run/{wanted.key.group_id}/{wanted.key.attempt_index}/0" in row.inner_text()
         assert f"{-float(np.mean(numbers)):.3f}" in row.inner_text()
         found = serious_violations(page) if AXE.exists() else []
-        row.get_by_role("link").click()
+        follow(row.get_by_role("link"))
         page.wait_for_selector("#token-view[data-ready]")
         # Coloured by the trainer's logprob.
         assert page.locator("#track .t[data-b^='s']").count() > 0
@@ -70,9 +71,9 @@ def test_the_page_of_a_step_leads_to_the_numbers_of_each_imitated_token(
         shown = numbers_shown(page, at)
         assert np.float32(shown["trainer's logprob"]) == numbers[2]
         assert int(shown["id"]) == wanted.token_ids[at] and "logprob" not in shown
-        page.get_by_role("link", name="Conversation").click()
+        follow(page.get_by_role("link", name="Conversation"))
         assert page.get_by_text(f"imitates run/{wanted.key.group_id}").first.is_visible()
-        page.get_by_role("link", name="Numbers").click()
+        follow(page.get_by_role("link", name="Numbers"))
         assert page.get_by_role("row").count() > len(wanted.token_ids)
     assert (found, watched.troubles) == ([], [])
 
@@ -88,7 +89,7 @@ def test_a_bundle_has_the_imitated_sequences_of_its_steps(
     with watched_page(browser) as watched:
         page = watched.page
         page.goto((tmp_path / "out/run/step-2.html").as_uri())
-        page.get_by_role("link", name="sequence 0").click()
+        follow(page.get_by_role("link", name="sequence 0"))
         page.wait_for_selector("#token-view[data-ready]")
         for link in page.locator("a[href]").all():
             target = urlsplit(page.evaluate("a => a.href", link.element_handle()))

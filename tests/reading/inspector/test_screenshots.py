@@ -31,6 +31,7 @@ from tests.reading.inspector.made_runs import (
 )
 from tests.reading.inspector.served_pages import (
     AXE,
+    follow,
     serious_violations,
     serving,
     watched_page,
@@ -129,8 +130,8 @@ def test_a_bundle_has_the_screenshot(
     with watched_page(browser) as watched:
         page = watched.page
         page.goto((tmp_path / "out/index.html").as_uri())
-        page.get_by_role("link", name="Last step: 1").click()
-        page.get_by_role("link", name="Worst attempt").click()
+        follow(page.get_by_role("link", name="Last step: 1"))
+        follow(page.get_by_role("link", name="Worst attempt"))
         assert natural_width(page.locator("main img").first) == 1280
     assert {urlsplit(url).scheme for url in watched.requests} == {"file"}
     assert watched.troubles == []
