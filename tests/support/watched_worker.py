@@ -33,7 +33,9 @@ def main(does: str, rest: list[str]) -> None:
         subprocess.Popen(["sh", "-c", _IGNORE], start_new_session=True)
     if does == "report":
         reported = {"environ": dict(os.environ), "argv": sys.argv}
-        Path(rest[0]).write_text(json.dumps(reported))
+        begun = Path(f"{rest[0]}.begun")
+        begun.write_text(json.dumps(reported))
+        begun.rename(rest[0])
     if does == "count":
         count(Path(rest[0]))
     if does != "deaf":

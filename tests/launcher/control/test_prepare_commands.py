@@ -156,12 +156,12 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
     for name in ("SLACK_BOT_TOKEN", "LAMBDA_API_KEY", "FLOTILLA_TOKEN", "MY_HOOK"):
         monkeypatch.setenv(name, "of the launcher alone")
     made = tmp_path / "made"
-    program = f"import json, os; json.dump(dict(os.environ), open({str(made)!r}, 'w'))"
+    program = f"import json, os; open({str(made)!r}, 'w').write(json.dumps(dict(os.environ)))"
     launcher = {"notify": {"webhook_env": "MY_HOOK"}, "sky": {"secrets": ["FLEET_API_KEY"]}}
     async with serving(tmp_path) as served:
         prepare = [{**table(made, program), "variables": ["AWS_*", "S3_DATASET_BUCKET"]}]
         run_id = await served.start(spec(prepare=prepare, launcher=launcher))
-        await served.until(run_id, lambda _: made.exists())
+        await served.until(run_id, lambda _: made.exists() and bool(made.read_text()))
     found = json.loads(made.read_text())
     assert found["FLEET_API_KEY"] == "fleet-key"
     assert (found["AWS_SECRET_ACCESS_KEY"], found["S3_DATASET_BUCKET"]) == ("store-key", "tasks")
