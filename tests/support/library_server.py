@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 
 class Library:
@@ -67,15 +69,27 @@ async def serving_library(library: Library, port: int = 0) -> AsyncGenerator[str
     server = MCPServer("library", log_level="WARNING")
     server.add_tool(library.look_up, annotations=ToolAnnotations(read_only_hint=True))
     server.add_tool(library.lend)
+    async with serving_tools(server, port) as url:
+        try:
+            yield url
+        finally:
+            library.hold.set()
+
+
+@asynccontextmanager
+async def serving_tools(
+    server: MCPServer, port: int = 0, around: Callable[[Starlette], ASGIApp] | None = None
+) -> AsyncGenerator[str]:
+    """Serve a server's tools over HTTP, `around` which may be another app; yield the URL without a
+    trailing slash."""
     listener = socket.create_server(("127.0.0.1", port))
     app = server.streamable_http_app(json_response=True, stateless_http=True)
-    serving = _serve(app, listener)
+    serving = _serve(around(app) if around else app, listener)
     task = asyncio.create_task(serving.serve([listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         serving.should_exit = True
-        library.hold.set()
         await task
         listener.close()
 

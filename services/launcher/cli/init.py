@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from services.common.files.scratch_folders import scratch_folder
 from services.common.tasks.task_checks import Outcome
 from services.common.tasks.task_format import read_task
 from services.common.text.printable_text import one_line
-from services.launcher.cli.adapters.chat_endpoint import EndpointError
+from services.launcher.cli.adapters.chat_endpoint import ChatEndpoint, EndpointError
 from services.launcher.cli.adapters.chosen_model import ChosenModel as ChosenModel
 from services.launcher.cli.adapters.chosen_model import open_model
 from services.launcher.cli.adapters.gateway_player import GatewayPlayer
@@ -44,6 +44,7 @@ from services.reading.own_tools.folder_files import (
     task_fields,
     task_files,
 )
+from services.reading.own_tools.harder import ask_for_calls, read_calls
 from services.reading.own_tools.prose import ask_for_prose, describe_rewriting, read_prose
 from services.reading.own_tools.task_making import (
     MadeTask,
@@ -52,6 +53,7 @@ from services.reading.own_tools.task_making import (
     make_tasks,
 )
 from services.reading.play.ports import EpisodePlayer, PlayError
+from services.reading.play.solutions import SolutionCall
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -59,6 +61,8 @@ _URL = ("http://", "https://")
 _SHOWN = 8
 # Of fewer tasks none can be held out.
 _FEWEST = 3
+# Of the tasks, those whose calls a model is asked for; and the attempts at each of these.
+_HARDER_SHARE, _ASKED_EACH = 0.25, 2
 _NOT_RESET = (
     "it keeps state outside of the episode's folder: give it a place there, such as --env"
     " DATA_FILE={episode_dir}/data.json, or {episode_dir} in its command"
@@ -163,18 +167,21 @@ def _describe_command(command: Sequence[str]) -> str:
 
 async def _fill(draft: Path, plan: FolderPlan, wish: InitWish, console: Terminal) -> int:
     """Write all files of the folder. Raises CommandError."""
-    for reuses, resets in ((True, True), (False, True), (False, False)):
-        tried = replace(plan, reuses=reuses, resets=resets and plan.resets)
-        _write_files(draft, fixed_files(tried))
-        try:
-            async with _open_player(draft, wish, console) as player:
-                return await _fill_tasks(draft, tried, player, wish, console)
-        except NotResetError as error:
-            console.print(f"an episode does not begin as the first one did: {error}")
-            again = "its processes keep state" if reuses else f"no task can change it: {_NOT_RESET}"
-            console.print(again)
-        except PlayError as error:
-            raise CommandError(str(error)) from error
+    async with AsyncExitStack() as stack:
+        chosen = wish.model
+        model = await stack.enter_async_context(open_model(chosen, console)) if chosen else None
+        for reuses, resets in ((True, True), (False, True), (False, False)):
+            tried = replace(plan, reuses=reuses, resets=resets and plan.resets)
+            _write_files(draft, fixed_files(tried))
+            try:
+                async with _open_player(draft, wish, console) as player:
+                    return await _fill_tasks(draft, tried, player, model, wish, console)
+            except NotResetError as error:
+                console.print(f"an episode does not begin as the first one did: {error}")
+                without = f"no task can change it: {_NOT_RESET}"
+                console.print("its processes keep state" if reuses else without)
+            except PlayError as error:
+                raise CommandError(str(error)) from error
     raise AssertionError
 
 
@@ -194,18 +201,23 @@ async def _open_player(
 
 
 async def _fill_tasks(
-    draft: Path, plan: FolderPlan, player: EpisodePlayer, wish: InitWish, console: Terminal
+    draft: Path,
+    plan: FolderPlan,
+    player: EpisodePlayer,
+    model: ChatEndpoint | None,
+    wish: InitWish,
+    console: Terminal,
 ) -> int:
     """Make tasks and write their files; return the exit code. Raises NotResetError and
     PlayError."""
     found = await explore(player, plan.name, draft / STATE if plan.has_state else None, wish.seed)
     _show_tools(found, console)
-    making = _Making(player, found, plan, wish, console)
+    making = _Making(player, found, plan, model, wish, console)
     made = await making.make_state_tasks()
     if len(made) < _FEWEST:
         made = await making.make_answer_tasks()
-    if wish.model is not None and made:
-        made = await making.rewrite(made, wish.model)
+    if made:
+        made = await making.rewrite(made)
     making.show_dropped()
     if len(made) < _FEWEST:
         console.print(f"no tasks: {making.why_none()}")
@@ -225,10 +237,11 @@ class _Making:
         player: EpisodePlayer,
         found: Surroundings,
         plan: FolderPlan,
+        model: ChatEndpoint | None,
         wish: InitWish,
         console: Terminal,
     ) -> None:
-        self._player, self._found, self._plan = player, found, plan
+        self._player, self._found, self._plan, self._model = player, found, plan, model
         self._wish, self._console = wish, console
         self._wanted = wish.tasks + wish.heldout
         self._places = asyncio.Semaphore(wish.concurrency)
@@ -247,9 +260,32 @@ class _Making:
             def show(count: int) -> None:
                 status.update(f"{count} of {self._wanted} tasks are made")
 
-            made = await make_tasks(maker, self._wanted, self._check, show)
+            harder = await self._make_harder(maker)
+            made = await make_tasks(maker, self._wanted - len(harder), self._check, show)
         self._dropped += maker.log.dropped
-        return made
+        return [*harder, *made]
+
+    async def _make_harder(self, maker: TaskMaker) -> list[MadeTask]:
+        """Make tasks of the calls that the model names; none without a model."""
+        endpoint, wanted = self._model, int(_HARDER_SHARE * self._wanted)
+        if endpoint is None:
+            return []
+        failed: Counter[str] = Counter()
+
+        async def ask(number: int) -> list[SolutionCall]:
+            text = await self._ask(endpoint, ask_for_calls(self._found, number), failed)
+            calls = [] if text is None else read_calls(text, self._found)
+            if isinstance(calls, str):
+                failed[calls] += 1
+                return []
+            return calls
+
+        proposed = await asyncio.gather(*map(ask, range(_ASKED_EACH * wanted)))
+        made = await self._check(await maker.make_proposed([calls for calls in proposed if calls]))
+        kept = f"tasks of the model's calls: {len(made[:wanted])}, asked for {len(proposed)}"
+        parts = [kept, *(f"{count}: {reason}" for reason, count in failed.items())]
+        self._console.print("; ".join(parts))
+        return made[:wanted]
 
     async def make_answer_tasks(self) -> list[MadeTask]:
         """Make tasks that are graded by the final answer."""
@@ -258,24 +294,23 @@ class _Making:
         made = await make_answer_tasks(self._player, self._found, self._wanted, wish.seed)
         return await self._check(made)
 
-    async def rewrite(self, tasks: Sequence[MadeTask], chosen: ChosenModel) -> list[MadeTask]:
-        """Return the tasks in the words of a model, where these say the same and the task stays
-        valid; the others as they are. Raises CommandError if there is no model."""
+    async def rewrite(self, tasks: Sequence[MadeTask]) -> list[MadeTask]:
+        """Return the tasks in the words of the model, where these say the same and the task stays
+        valid; the others as they are, and all without a model."""
+        endpoint = self._model
+        if endpoint is None:
+            return list(tasks)
         failed: Counter[str] = Counter()
-        async with open_model(chosen, self._console) as endpoint:
 
-            async def ask(task: MadeTask) -> MadeTask:
-                async with self._places:
-                    try:
-                        turn = await endpoint.answer_messages(ask_for_prose(task), ())
-                    except EndpointError as error:
-                        failed[one_line(str(error), 160)] += 1
-                        return task
-                prose = read_prose(turn.text, task)
-                failed["they lost a value, or are no plain text"] += prose is None
-                return task if prose is None else replace(task, prompt=prose)
+        async def ask(task: MadeTask) -> MadeTask:
+            text = await self._ask(endpoint, ask_for_prose(task), failed)
+            if text is None:
+                return task
+            prose = read_prose(text, task)
+            failed["they lost a value, or are no plain text"] += prose is None
+            return task if prose is None else replace(task, prompt=prose)
 
-            written = await asyncio.gather(*map(ask, tasks))
+        written = await asyncio.gather(*map(ask, tasks))
         changed = [new for old, new in zip(tasks, written, strict=True) if new is not old]
         # Two that are alike now stay as they were.
         told = Counter(task.prompt for task in written)
@@ -283,6 +318,17 @@ class _Making:
         kept = [new.prompt in valid for new in written]
         self._console.print(describe_rewriting(sum(kept), tasks, +failed))
         return [new if keep else old for old, new, keep in zip(tasks, written, kept, strict=True)]
+
+    async def _ask(
+        self, endpoint: ChatEndpoint, messages: Sequence[dict[str, str]], failed: Counter[str]
+    ) -> str | None:
+        """Return what the model says; None, and the reason in `failed`, if it does not answer."""
+        async with self._places:
+            try:
+                return (await endpoint.answer_messages(messages, ())).text
+            except EndpointError as error:
+                failed[one_line(str(error), 160)] += 1
+                return None
 
     async def _check(self, tasks: Sequence[MadeTask]) -> list[MadeTask]:
         """Return the tasks that `flotilla data check` would call valid."""

@@ -111,6 +111,14 @@ class TaskMaker:
         for _ in range(_BATCH):
             if candidate := self._sample(usable):
                 candidates.append(candidate)
+        return await self._make_of(candidates)
+
+    async def make_proposed(self, proposed: Sequence[Sequence[SolutionCall]]) -> list[MadeTask]:
+        """Return the tasks that were made of calls which somebody else has chosen. Raises as
+        `make_batch` does."""
+        return await self._make_of([_Candidate(list(calls), {}) for calls in proposed])
+
+    async def _make_of(self, candidates: Sequence[_Candidate]) -> list[MadeTask]:
         made = await self._play_all(candidates, self._play_first)
         made = await self._play_all([each for each in made if each], self._play_again)
         return [task for task in made if task and self._is_new(task)]

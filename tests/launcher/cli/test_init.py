@@ -1,5 +1,6 @@
 """`flotilla init`: the command itself, with a gateway and servers over stdio that are real."""
 
+import asyncio
 import json
 import shlex
 import signal
@@ -11,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.server import MCPServer
+from mcp_types import ToolAnnotations
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.reading.own_tools import folder_files
 from services.reading.own_tools.values import is_harmless
 from tests.launcher.cli import noted_tools_server
 from tests.support.launcher import forged_command
+from tests.support.library_server import serving_tools
 from tests.support.scripted_model import serve_model
 from tests.support.waiting import wait_until
 
@@ -121,6 +126,45 @@ def test_a_server_whose_state_outlives_it_is_told_so_and_gets_no_task_that_chang
     assert {tuple(task["metadata"]) for task in tasks} == {("answer",)}
 
 
+async def test_of_a_server_at_a_url_only_readers_are_called_with_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_KEY", "the-shops-key")
+    prices = {f"tea {number}": 7 * number + 3 for number in range(12)}
+    bought: list[str] = []
+    keys: set[bytes] = set()
+
+    def list_items() -> str:
+        return json.dumps([{"item": item} for item in prices])
+
+    def price_of(item: str) -> str:
+        return json.dumps({"price": prices[item]})
+
+    shop = MCPServer("shop", log_level="WARNING")
+    for reader in (list_items, price_of):
+        shop.add_tool(reader, annotations=ToolAnnotations(read_only_hint=True))
+    shop.add_tool(bought.append, name="buy")
+
+    def around(app: ASGIApp) -> ASGIApp:
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                keys.add(dict(scope["headers"]).get(b"authorization", b""))
+            await app(scope, receive, send)
+
+        return noting
+
+    async with serving_tools(shop, around=around) as url:
+        words = ("own", "--mcp", f"{url}/mcp", "--key-env", "SHOP_KEY", "--tasks", "4")
+        code, output = await asyncio.to_thread(run, tmp_path, "init", *words)
+    assert code == 0, output
+    assert "tasks ask what tools answer: no state can be graded here" in output
+    tasks = read_tasks(tmp_path / "own")
+    assert [task["offered_tools"] for task in tasks] == [["list_items", "price_of"]] * 6
+    assert {int(task["metadata"]["answer"]) for task in tasks} < set(prices.values())
+    assert (bought, keys) == ([], {b"Bearer the-shops-key"})
+    assert not [p for p in (tmp_path / "own").rglob("*.*") if b"the-shops-key" in p.read_bytes()]
+
+
 def test_a_server_of_which_nothing_can_be_graded_is_told_why(tmp_path: Path) -> None:
     code, output = make(tmp_path, mcp=server("--blind"))
     assert code == 1
@@ -140,12 +184,44 @@ def test_a_model_writes_prompts_that_still_say_all(tmp_path: Path) -> None:
         code, output = make(tmp_path, "--model", url, mcp=server())
     assert code == 0, output
     prompts = [task["prompt"] for task in read_tasks(tmp_path / "own")]
-    assert len(asked.bodies) == len(prompts) == 6
+    rewritten = [b for b in asked.bodies if "Write this request" in b["messages"][0]["content"]]
+    assert len(rewritten) == len(prompts) == 6
     one = [prompt for prompt in prompts if " Then " not in prompt]
     assert one
     assert all(prompt.startswith("Please help: ") for prompt in one)
     assert not any("Please" in prompt for prompt in prompts if prompt not in one)
     assert f"prompts in the model's words: {len(one)} of 6" in output
+
+
+def test_a_model_names_the_calls_of_harder_tasks_which_are_played_like_all(tmp_path: Path) -> None:
+    def add(name: str) -> dict[str, Any]:
+        return {"tool": "add_note", "arguments": {"name": name, "text": f"about {name}"}}
+
+    answers = iter(
+        [
+            json.dumps([add("up"), add("down"), add("left"), add("right")]),
+            "Of course:\n" + json.dumps([add("one"), add("two"), add("three"), add("four")]),
+            # What changes nothing more is no task of four calls.
+            *[json.dumps([add("again")] * 4)] * 8,
+        ]
+    )
+
+    def say(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        asked = messages[0]["content"]
+        if "Write this request" in asked:
+            return {"content": asked.rpartition("\n")[2]}
+        assert "add_note: Write a note." in asked
+        return {"content": next(answers)}
+
+    with serve_model(say) as (url, _):
+        words = ("init", "own", "--mcp", server(), "--tasks", "6", "--model", url)
+        code, output = run(tmp_path, *words)
+    assert code == 0, output
+    assert "tasks of the model's calls: 2, asked for 4" in output
+    prompts = [task["prompt"] for task in read_tasks(tmp_path / "own")]
+    hard = [prompt for prompt in prompts if prompt.count(" Then ") == 3]
+    assert (len(prompts), len(hard)) == (9, 2)
+    assert any('"about up"' in prompt for prompt in hard)
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
