@@ -9,11 +9,14 @@ import torch
 from benchmarks.algorithms.run import Sampler, open_policy, train_batch
 from benchmarks.imitation.on_policy import Course, Point, draw_curves, train_on_samples
 from benchmarks.imitation.skill import SKILL, record_episodes
+from benchmarks.imitation.small_model import sample_after_prefix
 from benchmarks.imitation.teacher import Teacher
 from services.rollout.adapters.tokenizer import load_tokenizer
 from tests.support.shared_folders import SharedFolders
 from tests.tools.tiny_policy.conftest import MINI
 from tools.tiny_policy.build import build
+from tools.tiny_policy.evaluate import load_player
+from tools.tiny_policy.sampler import Limits, sample_turns
 from tools.tiny_policy.tokenizer import TURN_END
 
 
@@ -50,6 +53,17 @@ def test_an_episode_counts_as_solved_only_if_it_made_the_order_and_ended(start: 
     assert 0 < len(solved) < len(episodes)
     assert all("create_order" in text and text.endswith(f"<done>{TURN_END}") for text in solved)
     assert any("create_order" not in text for text in written if text not in solved)
+
+
+def test_turns_after_a_shared_prefix_are_those_of_the_plain_sampler(start: Path) -> None:
+    player = load_player(start)
+    stop = player.dialect.stop_ids[0]
+    common = player.tokenizer.encode("find_customer find_item create_order")
+    prompts = [[*common, *player.tokenizer.encode(end)] for end in ("Ann apple", "Bob", "Ann tea")]
+    limits = Limits(frozenset({stop}), max_new_tokens=20)
+    plain = sample_turns(player.model, prompts, limits, torch.Generator().manual_seed(0))
+    after = sample_after_prefix(player.model, prompts, stop, most_tokens=20)
+    assert after == [turn.ids for turn in plain]
 
 
 def test_held_out_tasks_played_on_the_way_change_nothing_of_a_run(start: Path) -> None:
