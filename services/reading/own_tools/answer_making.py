@@ -13,9 +13,15 @@ from typing import Any, cast
 
 from services.common.rpc.deadlines import loop_time
 from services.reading.own_tools.arguments import Draw, UndrawableError
-from services.reading.own_tools.exploration import SLOW_S, Surroundings, opening_fields, required_of
+from services.reading.own_tools.exploration import (
+    APART_S,
+    SLOW_S,
+    Surroundings,
+    opening_fields,
+    required_of,
+)
 from services.reading.own_tools.observations import names_moment, observe
-from services.reading.own_tools.task_making import APART_S, MadeTask
+from services.reading.own_tools.task_making import MadeTask
 from services.reading.own_tools.values import is_harmless, leaves_of, split_name
 from services.reading.own_tools.wording import describe_call
 from services.reading.play.ports import EpisodePlayer, OpenEpisode

@@ -1,6 +1,7 @@
 """What there is before any task: the tools, the things that those which only read show, and the
 probes by which states are told apart."""
 
+import asyncio
 import json
 import random
 import re
@@ -8,12 +9,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from services.common.rpc.deadlines import loop_time
 from services.reading.own_tools.arguments import Draw, UndrawableError
-from services.reading.own_tools.observations import Observation, Probe, observe
+from services.reading.own_tools.observations import Observation, Pattern, Probe, expect, observe
 from services.reading.own_tools.sql_statements import SqlTable
 from services.reading.own_tools.values import (
     PATH,
@@ -30,6 +32,8 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_PROBES = 6
 # A call that takes longer waits for something else than state.
 SLOW_S = 5.0
+# Between two looks at the same state, so that a clock of seconds moves on.
+APART_S = 1.2
 _TRIES = 6
 _MOST_FILES = 200
 _MOST_BYTES = 2**20
@@ -38,15 +42,16 @@ _MOST_ROWS = 20
 
 @dataclass(slots=True)
 class Surroundings:
-    """An environment as it is before a task. `baseline` is what the `probes` answer; `left_alone`
-    are tools with names that no model could be offered, `slow` those that take too long."""
+    """An environment as it is before a task. `baseline` is what the `probes` answer, with gaps
+    where that names a date or a time of today; `left_alone` are tools with names that no model
+    could be offered, `slow` those that take too long."""
 
     env: str
     tools: tuple[OfferedTool, ...]
     pool: ValuePool
     tables: Sequence[SqlTable] = ()
     probes: list[Probe] = field(default_factory=list[Probe])
-    baseline: list[Observation] = field(default_factory=list[Observation])
+    baseline: list[Pattern | None] = field(default_factory=list[Pattern | None])
     left_alone: tuple[str, ...] = ()
     slow: set[str] = field(default_factory=set[str])
 
@@ -82,12 +87,15 @@ async def explore(player: EpisodePlayer, env: str, state: Path | None, seed: int
         found = Surroundings(env, tools, pool, tables)
         found.left_alone = tuple(tool.name for tool in offered if tool not in tools)
         seen = await _find_probes(episode, found, rng)
+    # What tells the time of its start must not be taken for state.
+    await asyncio.sleep(APART_S)
     async with player.open_episode(opening_fields(env)) as episode:
         again = await read_state(episode, [probe for probe, _ in seen])
     for (probe, first), second in zip(seen, again, strict=True):
-        if first == second and len(found.probes) < _MOST_PROBES:
+        agree, pattern = expect(first, second, datetime.now(UTC))
+        if first == second and agree and len(found.probes) < _MOST_PROBES:
             found.probes.append(probe)
-            found.baseline.append(second)
+            found.baseline.append(pattern)
     return found
 
 

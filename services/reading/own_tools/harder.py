@@ -35,8 +35,8 @@ def ask_for_calls(found: Surroundings, number: int) -> list[dict[str, str]]:
         for tool in writers
     )
     shown = (
-        f"{probe.identity}: {' '.join(seen.lines or ())}"
-        for probe, seen in zip(found.probes, found.baseline, strict=True)
+        f"{probe.identity}: {' '.join('...'.join(texts) for texts in pattern or ())}"
+        for probe, pattern in zip(found.probes, found.baseline, strict=True)
     )
     asked = _ASK.format(
         tools=tools,

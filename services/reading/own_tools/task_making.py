@@ -15,6 +15,7 @@ from typing import Any
 from services.common.rpc.deadlines import loop_time
 from services.reading.own_tools.arguments import Draw, UndrawableError
 from services.reading.own_tools.exploration import (
+    APART_S,
     SLOW_S,
     Surroundings,
     aim_probes,
@@ -38,8 +39,6 @@ _LENGTHS, _LENGTH_WEIGHTS = (1, 2, 3), (60, 30, 10)
 # Of the things that a task is about, beside those of the untouched environment.
 _MOST_AIMED, _MOST_KEPT = 16, 4
 _BATCH = 16
-# Between two plays of the same calls, so that a clock of seconds moves on.
-APART_S = 1.2
 # A tool that fails so often, and never succeeds, is not tried again.
 _GIVEN_UP = 8
 _MOST_BATCHES = 40
@@ -193,7 +192,7 @@ class TaskMaker:
     def _check_baseline(self, seen: Sequence[Observation]) -> None:
         """Raises NotResetError if the probes answer otherwise than of an untouched instance."""
         for probe, before, now in zip(self._found.probes, self._found.baseline, seen, strict=False):
-            if before != now:
+            if not is_met(before, now):
                 raise NotResetError(f"{probe.identity} answers otherwise than in the first episode")
 
     async def _play_again(self, candidate: _Candidate) -> MadeTask | None:

@@ -7,7 +7,7 @@ import pytest
 
 from services.reading.own_tools.exploration import Surroundings
 from services.reading.own_tools.harder import ask_for_calls, read_calls
-from services.reading.own_tools.observations import Observation, Probe
+from services.reading.own_tools.observations import Probe
 from services.reading.own_tools.values import ValuePool
 from services.reading.play.ports import OfferedTool
 
@@ -21,7 +21,7 @@ FOUND = Surroundings(
     ),
     ValuePool(),
     probes=[Probe("list", {})],
-    baseline=[Observation(("milk", "eggs"))],
+    baseline=[[["milk"], ["eggs"]]],
 )
 
 
