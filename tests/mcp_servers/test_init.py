@@ -62,12 +62,11 @@ def test_the_tasks_of_a_public_server_are_valid_and_not_trivial(name: str, tmp_p
     ]
     (own / "all.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     known = "solutions.jsonl"
-    flotilla(
-        own, "data", "check", "run.toml", "all.jsonl", "--solutions", known, "--out", str(checks)
-    )
+    words = ("run.toml", "all.jsonl", "--solutions", known, "--out", str(checks))
+    _, said = flotilla(own, "data", "check", *words)
     found = read_checks(checks)
     valid = [each for each in found.values() if each.verdict is Outcome.VALID]
-    assert len(found) == len(tasks)
+    assert len(found) == len(tasks), said
     assert len(valid) >= 0.95 * len(tasks)
     assert all(each.checks["noop"].outcome is Outcome.VALID for each in found.values())
     by_answer = ["answer" in task["metadata"] for task in tasks]
