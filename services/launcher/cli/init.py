@@ -36,6 +36,7 @@ from services.reading.own_tools.exploration import Surroundings, explore
 from services.reading.own_tools.folder_files import (
     SPEC,
     STATE,
+    TRAIN,
     FolderPlan,
     ServerWish,
     fixed_files,
@@ -87,6 +88,8 @@ class InitWish:
     seed: int
     concurrency: int
     model: ChosenModel | None = None
+    # Whether the folder is trained in afterwards.
+    trains: bool = False
 
     @property
     def heldout(self) -> int:
@@ -226,6 +229,9 @@ async def _fill_tasks(
     heldout = min(wish.heldout, len(made) // 3)
     _write_files(draft, task_files(plan.name, found.tools, made, heldout, wish.seed))
     console.print(f"{len(made) - heldout} tasks to train on, {heldout} held out, in {wish.folder}")
+    if not wish.trains:
+        console.print(f"to play one:  cd {wish.folder} && flotilla env try {SPEC} {TRAIN}")
+        console.print(f"to train a tiny policy here:  flotilla init {wish.folder} --train")
     return OK
 
 

@@ -64,8 +64,9 @@ def init(
         str | None,
         typer.Option(
             metavar="URL|NAME",
-            help="A model that writes the prompts in other words: an OpenAI-compatible endpoint, or"
-            " a folder or name of the hub, which vLLM serves here.",
+            help="A model that names the calls of harder tasks, and writes the prompts in other"
+            " words: an OpenAI-compatible endpoint, or a folder or name of the hub, which vLLM"
+            " serves here.",
         ),
     ] = None,
     model_name: Annotated[
@@ -90,13 +91,14 @@ def init(
     Those that change what can be seen, twice alike, become tasks: a prompt, a solution, and the
     state that is expected. Each is then checked as by `flotilla data check`: its solution passes,
     and doing nothing does not. The tools that write are called, so name a server that may be
-    changed; of servers at a URL, which all episodes share, only those that read are.
+    changed: what it keeps outside of its episode's folder is changed for real. Of servers at a URL,
+    which all episodes share, only tools that read are called.
 
     NAME then holds the run spec, tasks, verifier, solutions, demonstrations, a test and a README.
-    Nothing is written if it fails. With `--train` a tiny policy is built for the tools, imitates
-    the demonstrations and learns from its own attempts; a table says what it solves of the tasks
-    that are held out before and after each. Exit code: 0 tasks were made, or the run has ended;
-    1 otherwise.
+    If it fails nothing is written, or all but the tasks where none can be made. With `--train` a
+    tiny policy is built for the tools, imitates the demonstrations and learns from its own
+    attempts; a table says what it solves of the tasks that are held out before and after each. Exit
+    code: 0 tasks were made, or the run has ended; 1 otherwise.
     """
     from services.launcher.cli import init as command
     from services.launcher.cli.init_train import train_folder
@@ -111,7 +113,7 @@ def init(
     chosen = model and command.ChosenModel(model, model_name, model_key_env, None, "")
     wish = command.InitWish(
         *(folder, tuple(mcp), state, tuple(env or ()), key_env, tuple(read_only or ())),
-        *(tasks, seed, concurrency, chosen or None),
+        *(tasks, seed, concurrency, chosen or None, train),
     )
     code = command.init_folder(wish)
     raise typer.Exit(train_folder(folder, seed) if train and code == 0 else code)

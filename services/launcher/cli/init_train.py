@@ -54,7 +54,8 @@ def _train_here(seed: int, console: Terminal) -> int:
     with _timed(seconds, "tiny policy"):
         lengths = _build_policy(seed)
     spec = tomllib.loads(RUN_SPEC.read_text(encoding="utf-8"))
-    replace_file(Path(SPEC), write_laptop_spec({**spec, "seed": seed}, lengths).encode())
+    shown = sum(bool(line.strip()) for line in DEMONSTRATIONS.read_bytes().splitlines())
+    replace_file(Path(SPEC), write_laptop_spec({**spec, "seed": seed}, lengths, shown).encode())
     before = _known_runs()
     with _timed(seconds, "warm start and GRPO"):
         rules = AcceptanceRules(0.0, None)

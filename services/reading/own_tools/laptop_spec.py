@@ -11,6 +11,8 @@ SPEC, MODEL = "laptop.toml", "tiny"
 # Held-out tasks are attempted so often at T = 1, and once greedily.
 HELDOUT, GREEDY = "heldout", "greedy"
 _ATTEMPTS, _SPARE = 16, 2
+# Of a step, where there are so many.
+_GROUPS, _SEQUENCES = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,9 @@ class Lengths:
     turns: int
 
 
-def write_laptop_spec(run_spec: Mapping[str, Any], lengths: Lengths) -> str:
-    """Return a spec with the name, the seed and the gateway of another one, and with room for twice
-    the longest demonstration beyond its prompt."""
+def write_laptop_spec(run_spec: Mapping[str, Any], lengths: Lengths, demonstrations: int) -> str:
+    """Return a spec with the name, the seed and the gateway of another one, with room for twice the
+    longest demonstration beyond its prompt, and with steps of no more than all demonstrations."""
     turn = _round_up(lengths.turn * 3 // 2, 16)
     window = lengths.prompt + 2 * max(lengths.demonstration - lengths.prompt, lengths.turn) + turn
     window = _round_up(window, 64)
@@ -37,7 +39,12 @@ def write_laptop_spec(run_spec: Mapping[str, Any], lengths: Lengths) -> str:
         _HEAD.format(name=name, seed=run_spec.get("seed", 0), window=window)
         + "".join(f"{line}\n" for line in _write_table(("env_gateway",), gateway))
         + _REST.format(
-            attempts=_ATTEMPTS, turns=lengths.turns + 3, turn=turn, longest=window - turn
+            attempts=_ATTEMPTS,
+            turns=lengths.turns + 3,
+            turn=turn,
+            longest=window - turn,
+            groups=min(_GROUPS, demonstrations),
+            sequences=min(_SEQUENCES, demonstrations),
         )
     )
 
@@ -110,7 +117,7 @@ max_num_seqs = {attempts}
 tasks = "tasks/train.jsonl"
 # Of reinforcement learning, after those of the warm start.
 steps = 25
-groups_per_step = 8
+groups_per_step = {groups}
 group_size = 8
 max_staleness = 1
 
@@ -119,7 +126,7 @@ max_staleness = 1
 data = "demonstrations.npz"
 # Few: who is sure of everything tries nothing else in GRPO.
 steps = 12
-sequences_per_step = 32
+sequences_per_step = {sequences}
 lr = 1e-3
 
 [learner.algorithm]

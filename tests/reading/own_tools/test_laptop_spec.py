@@ -29,14 +29,14 @@ PLAN = FolderPlan(
 
 
 def written_from(text: str, **changes: Any) -> dict[str, Any]:
-    return tomllib.loads(write_laptop_spec({**tomllib.loads(text), **changes}, LENGTHS))
+    return tomllib.loads(write_laptop_spec({**tomllib.loads(text), **changes}, LENGTHS, 40))
 
 
 async def test_every_service_accepts_it(tmp_path: Path) -> None:
     plan = FolderPlan(
         "office", (ServerWish("files", ("true",)),), has_state=False, reuses=True, resets=True
     )
-    spec = write_laptop_spec(tomllib.loads(write_spec(plan)), LENGTHS)
+    spec = write_laptop_spec(tomllib.loads(write_spec(plan)), LENGTHS, 2)
     (tmp_path / SPEC).write_text(spec)
     loaded = load_spec(tmp_path / SPEC)
     await check_tables(parse_spec(canonical_json(loaded), SPEC), SPEC)
@@ -50,6 +50,13 @@ def test_the_gateway_is_that_of_the_run_spec_with_a_smaller_pool() -> None:
     del own["warm_starts"]
     assert gateway == own
     assert gateway["servers"][0]["command"][1] == HOSTILE.encode(errors="replace").decode()
+
+
+def test_a_step_has_no_more_than_all_demonstrations() -> None:
+    for count, groups, sequences in ((3, 3, 3), (12, 8, 12), (40, 8, 32)):
+        spec = tomllib.loads(write_laptop_spec(tomllib.loads(write_spec(PLAN)), LENGTHS, count))
+        assert spec["learner"]["groups_per_step"] == groups
+        assert spec["learner"]["warm_start"]["sequences_per_step"] == sequences
 
 
 def test_name_and_seed_are_those_of_the_run_spec() -> None:
