@@ -155,6 +155,8 @@ def _read_command(text: str) -> tuple[str, ...]:
         raise CommandError(f"--mcp {text}: {error}") from error
     if not words:
         raise CommandError("--mcp is empty: give a command or a URL")
+    if shutil.which(words[0]) is None:
+        raise CommandError(f"--mcp {text}: there is no command {words[0]!r}: install or correct it")
     return tuple(str(Path(w).absolute()) if "/" in w and Path(w).exists() else w for w in words)
 
 

@@ -240,6 +240,8 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     [
         (("own", "--mcp", "'"), "No closing quotation"),
         (("own", "--mcp", ""), "give a command or a URL"),
+        (("own", "--mcp", "no-such-server {episode_dir}"), "no command 'no-such-server'"),
+        (("own", "--mcp", "./server.py"), "no command './server.py'"),
         (("a b", "--mcp", "x"), "must be letters, digits"),
         (("own", "--mcp", "x", "--env", "A"), "write NAME=VALUE"),
     ],
