@@ -144,7 +144,8 @@ def write_spec(plan: FolderPlan) -> str:
 
 
 def _write_server(server: ServerWish, plan: FolderPlan) -> str:
-    lines = ["", "[[env_gateway.servers]]", f"name = {to_toml(server.name)}"]
+    lines = ["", "[[env_gateway.servers]]", "# By which environments name it."]
+    lines += [f"name = {to_toml(server.name)}"]
     if server.url:
         lines += [
             "# All episodes share it: nothing brings its state back to the beginning.",
@@ -159,6 +160,7 @@ def _write_server(server: ServerWish, plan: FolderPlan) -> str:
         lines += [
             "# Every episode has a process of it, and a folder of its own, {episode_dir}.",
             'transport = "stdio"',
+            "# How it is started.",
             f"command = {to_toml(server.command)}",
         ]
         if server.env:
@@ -190,11 +192,13 @@ seed = 0
 [policy]
 # A folder, or a model's name on the hub. Its chat template has to show tools.
 model = "Qwen/Qwen3-4B"
+# "float32" where the GPU has no bfloat16; it takes twice the memory.
 dtype = "bfloat16"
 # Tokens of a conversation: tools, prompt, all turns and results.
 max_model_len = 16384
 
 [env_gateway]
+# MCP servers: the tables `servers` below.
 backend = "mcp"
 
 [env_gateway.warm_starts]
@@ -204,6 +208,7 @@ size = 36
 
 _ENVIRONMENT = """
 [env_gateway.environments.{env}]
+# Whose tools its tasks are offered, by `name`.
 servers = {servers}
 # Grades every task by the state that it ends in; what that is stands in the task.
 verifier = "verifier.py"
@@ -219,8 +224,9 @@ _REST = """
 max_attempts = 32
 # Turns of an attempt.
 max_turns = 8
-# Tokens of a turn's input, and of what is sampled in it.
+# Tokens of a turn's input: all that came before it.
 max_input_length = 15360
+# Tokens that a turn may have.
 max_generate_length = 1024
 
 [rollout.dialect]
@@ -228,43 +234,57 @@ max_generate_length = 1024
 name = "template"
 
 [rollout.engine]
+# "cpu" runs it without a GPU, for tiny models.
 device = "cuda"
+# Turns that are sampled concurrently; more take more memory.
 max_num_seqs = 32
 # The engine's share of the GPU; the learner has the rest.
 gpu_memory_utilization = 0.45
 
-# Both services use the machine's only GPU.
 [launcher.rollout]
+# None of its own: both services use the machine's only GPU.
 gpus = 0
 
 [launcher.learner]
+# As above.
 gpus = 0
 
 [learner]
+# Tasks to train on.
 tasks = "tasks/train.jsonl"
+# Updates of the policy.
 steps = 100
-# A step trains on so many tasks, each attempted so many times.
+# Tasks of a step.
 groups_per_step = 8
+# Attempts at each of them, which are compared with each other.
 group_size = 8
 
 [learner.algorithm]
+# How much better than the other attempts at its task an attempt was.
 advantage = "grpo"
 
 [learner.lora]
 # Adapters are trained, and the model stays as it is.
 rank = 16
+# Their weight is alpha / rank.
 alpha = 32
+# Which layers have one.
 target_modules = "all-linear"
 
 [learner.optimizer]
+# Learning rate.
 lr = 1e-5
+# Steps in which it rises from 0.
 warmup_steps = 5
+# The largest norm of a gradient.
 grad_clip = 1.0
 
 [learner.rank]
+# As that of the engine.
 device = "cuda"
 # Tokens that are trained on together.
 pack_tokens = 16384
+# Activations are computed again in the backward pass, which saves memory.
 gradient_checkpointing = "full"
 
 [learner.checkpoint]
@@ -272,10 +292,12 @@ gradient_checkpointing = "full"
 every = 20
 
 [learner.eval]
-# Steps between evaluations on tasks that are never trained on.
+# Steps between evaluations.
 every = 20
 
 [[learner.eval.sets]]
+# Its name in metrics and tables.
 name = "heldout"
+# Tasks that are never trained on.
 tasks = "tasks/heldout.jsonl"
 """

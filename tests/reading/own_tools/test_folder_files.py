@@ -3,6 +3,7 @@
 import json
 import tomllib
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,14 @@ def test_a_spec_says_what_was_planned_with_a_comment_at_every_choice() -> None:
     assert table["read_only_tools"] == ["look"]
     assert spec["env_gateway"]["environments"]["own"]["servers"] == ["files"]
     assert spec["learner"]["steps"] == 100
+
+
+def test_every_key_of_a_spec_has_a_comment_above_it() -> None:
+    stdio = ServerWish("files", ("node",), env={"A": "b"}, read_only=("look",))
+    shared = ServerWish("far", url="https://tools.example/mcp", key_env="TOOLS_KEY")
+    lines = write_spec(replace(PLAN, servers=(stdio, shared))).splitlines()
+    keys = [(above, line) for above, line in pairwise(lines) if " = " in line and line[0] != "#"]
+    assert [line for above, line in keys if above[:1] != "#"] == []
 
 
 def test_a_shared_server_is_named_by_its_url() -> None:
