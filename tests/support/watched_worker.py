@@ -17,6 +17,8 @@ import time
 import uuid
 from pathlib import Path
 
+from services.common.files.durable_files import replace_file
+
 _IGNORE = "trap '' TERM; sleep 300"
 
 
@@ -33,9 +35,7 @@ def main(does: str, rest: list[str]) -> None:
         subprocess.Popen(["sh", "-c", _IGNORE], start_new_session=True)
     if does == "report":
         reported = {"environ": dict(os.environ), "argv": sys.argv}
-        begun = Path(f"{rest[0]}.begun")
-        begun.write_text(json.dumps(reported))
-        begun.rename(rest[0])
+        replace_file(Path(rest[0]), json.dumps(reported).encode())
     if does == "count":
         count(Path(rest[0]))
     if does != "deaf":

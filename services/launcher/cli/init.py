@@ -46,7 +46,7 @@ from services.reading.own_tools.folder_files import (
     task_files,
 )
 from services.reading.own_tools.harder import ask_for_calls, read_calls
-from services.reading.own_tools.prose import ask_for_prose, describe_rewriting, read_prose
+from services.reading.own_tools.prose import ask_for_prose, describe_answers, read_prose
 from services.reading.own_tools.task_making import (
     MadeTask,
     NotResetError,
@@ -140,6 +140,10 @@ def _plan_folder(wish: InitWish) -> FolderPlan:
             servers.append(replace(common, name=name_of, url=each, key_env=wish.key_env))
             continue
         command = _read_command(each)
+        if shutil.which(command[0], path=variables.get("PATH")) is None:
+            raise CommandError(
+                f"--mcp {each}: there is no command {command[0]!r}: install or correct it"
+            )
         name_of = server_name(_describe_command(command), taken)
         servers.append(replace(common, name=name_of, command=command, env=variables))
     resets = not any(server.url for server in servers)
@@ -155,8 +159,6 @@ def _read_command(text: str) -> tuple[str, ...]:
         raise CommandError(f"--mcp {text}: {error}") from error
     if not words:
         raise CommandError("--mcp is empty: give a command or a URL")
-    if shutil.which(words[0]) is None:
-        raise CommandError(f"--mcp {text}: there is no command {words[0]!r}: install or correct it")
     return tuple(str(Path(w).absolute()) if "/" in w and Path(w).exists() else w for w in words)
 
 
@@ -291,8 +293,7 @@ class _Making:
         proposed = await asyncio.gather(*map(ask, range(_ASKED_EACH * wanted)))
         made = await self._check(await maker.make_proposed([calls for calls in proposed if calls]))
         kept = f"tasks of the model's calls: {len(made[:wanted])}, asked for {len(proposed)}"
-        parts = [kept, *(f"{count}: {reason}" for reason, count in failed.items())]
-        self._console.print("; ".join(parts))
+        self._console.print(describe_answers(kept, failed))
         return made[:wanted]
 
     async def make_answer_tasks(self) -> list[MadeTask]:
@@ -324,7 +325,8 @@ class _Making:
         told = Counter(task.prompt for task in written)
         valid = {t.prompt for t in await self._check([c for c in changed if told[c.prompt] == 1])}
         kept = [new.prompt in valid for new in written]
-        self._console.print(describe_rewriting(sum(kept), tasks, +failed))
+        rewritten = f"prompts in the model's words: {sum(kept)} of {len(tasks)}"
+        self._console.print(describe_answers(rewritten, +failed))
         return [new if keep else old for old, new, keep in zip(tasks, written, kept, strict=True)]
 
     async def _ask(

@@ -6,7 +6,6 @@ prompt or a template would read otherwise."""
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from services.reading.own_tools.task_making import MadeTask
 from services.reading.own_tools.values import leaves_of
@@ -51,7 +50,6 @@ def _says(prose: str, value: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", prose) is not None
 
 
-def describe_rewriting(rewritten: int, tasks: Sequence[Any], failed: Mapping[str, int]) -> str:
-    """Return what came of the rewriting, in one line."""
-    kept = f"prompts in the model's words: {rewritten} of {len(tasks)}"
+def describe_answers(kept: str, failed: Mapping[str, int]) -> str:
+    """Return in one line what was kept of a model's answers, and why the others were not."""
     return "; ".join([kept, *(f"{count}: {reason}" for reason, count in failed.items())])
