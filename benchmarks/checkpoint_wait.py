@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import LearnerConfig
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import CheckpointFiles, TrainBatch, TrainSequence
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import CheckpointFiles, TrainBatch, TrainSequence
 
 VOCABULARY, TOKENS, SEQUENCES, ROUNDS = 4096, 512, 4, 5
 KINDS = ("saving", "beside", "alone")

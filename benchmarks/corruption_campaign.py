@@ -42,11 +42,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from services.common.run_folder.journal_file import JOURNAL_FILE as JOURNAL
-from services.common.run_folder.record_digests import CORRUPT
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.row_codec import count_fates
-from services.learner.journal.schema import LOST_WITH_DISK
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE as JOURNAL
+from flotilla_common.run_folder.record_digests import CORRUPT
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.row_codec import count_fates
+from flotilla_learner.journal.schema import LOST_WITH_DISK
 from tests.faults.kills.fork_server import ForkServer, fork_server, tail
 from tests.faults.kills.killed_run import Death, KilledRun
 
@@ -322,7 +322,7 @@ class Campaign:
         command = (
             sys.executable,
             "-m",
-            "services.learner.checkpoints.accept_loss_command",
+            "flotilla_learner.checkpoints.accept_loss_command",
             str(run.run_dir),
         )
         process = await asyncio.create_subprocess_exec(

@@ -29,26 +29,26 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from benchmarks.rank_step import SHAPES, load_shape, random_batch
-from services.common.domain.attempts import AttemptKey, Purpose, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence as Sampled
-from services.common.domain.trajectory import Trajectory, content_digest
-from services.common.run_folder.dump_files import rollouts_path
-from services.common.run_folder.token_stats import stats_path
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.dumps.jobs import DumpSetup
-from services.learner.dumps.run_dumps import RunDumps
-from services.learner.group_types import GroupSpec, Lease
-from services.learner.journal.schema import Plan
-from services.learner.journal.store import open_journal
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.trainer import Trainer
-from services.learner.ranks import protocol
-from services.learner.sampling.tasks import Task
-from services.learner.types import StepResult, TrainBatch
+from flotilla_common.domain.attempts import AttemptKey, Purpose, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence as Sampled
+from flotilla_common.domain.trajectory import Trajectory, content_digest
+from flotilla_common.run_folder.dump_files import rollouts_path
+from flotilla_common.run_folder.token_stats import stats_path
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.dumps.jobs import DumpSetup
+from flotilla_learner.dumps.run_dumps import RunDumps
+from flotilla_learner.group_types import GroupSpec, Lease
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.ranks import protocol
+from flotilla_learner.sampling.tasks import Task
+from flotilla_learner.types import StepResult, TrainBatch
 
 VOCABULARY = SHAPES["tiny"].vocabulary
 POLICY = PolicyId(1, 0, b"f" * 16)

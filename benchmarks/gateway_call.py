@@ -1,6 +1,6 @@
 """Cost of a tool call: `python -m benchmarks.gateway_call [--episodes 16]`.
 
-One MCP server (`environments.serve`, a process of its own) answers the same look-up in three ways,
+One MCP server (`flotilla_environments.serve`, a process of its own) answers the same look-up in three ways,
 in turns: through a gateway process and the rollout workers' client; through the official `mcp`
 client with one open session per episode; and through that client with a new connection for each
 call. The CPU time covers all threads of the client and, if there is one, the gateway, but not the
@@ -31,12 +31,12 @@ from typing import Any
 import aiohttp
 from mcp import Client
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
-from services.common.domain.attempts import AttemptKey
-from services.common.rpc import rpc
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.rpc import rpc
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.types import OpenRequest
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 15
@@ -105,7 +105,7 @@ def run_process(
 
 
 @contextmanager
-def run_mcp_server(module: str = "environments.serve", *arguments: str) -> Generator[str]:
+def run_mcp_server(module: str = "flotilla_environments.serve", *arguments: str) -> Generator[str]:
     """Run a server that prints its URL; yield that."""
     command = [sys.executable, "-m", module, "--die-with-parent", *arguments]
     with run_process(command, stdout=subprocess.PIPE) as process:
@@ -130,7 +130,7 @@ def run_gateway(
     policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
     spec, log = folder / "spec.json", folder / "log"
     spec.write_text(json.dumps({"name": "benchmark", "policy": policy, "env_gateway": section}))
-    command = [sys.executable, "-m", "services.env_gateway", "--config", str(spec)]
+    command = [sys.executable, "-m", "flotilla_env_gateway", "--config", str(spec)]
     command += ["--run-dir", str(folder / "run")]
     with (
         log.open("w") as output,

@@ -43,14 +43,14 @@ import torch
 from benchmarks.executed_work import model_work
 from benchmarks.kernel_families import print_families, profile_steps
 from benchmarks.rank_step import SHAPES, load_shape, random_batch
-from services.common.process.process_memory import peak_memory_bytes
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch
+from flotilla_common.process.process_memory import peak_memory_bytes
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch
 
 GIB = 2**30
 PACKS, SEQUENCE, STEPS = (16_384, 65_536), 4_096, 4

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from services.common.rpc.rpc_options import SERVER_OPTIONS
+from flotilla_common.rpc.rpc_options import SERVER_OPTIONS
 
 SERVICE, METHOD = "flotilla.Benchmark", "Receive"
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.learner.algo.logprob_head import fused_policy_loss
+from flotilla_learner.algo.logprob_head import fused_policy_loss
 
 VOCABULARY, WIDTH, TOKENS = 151_936, 1024, 4096
 POLICY_SHARE, CHUNK, PAIRS = 0.4, 512, 2

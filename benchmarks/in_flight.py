@@ -29,10 +29,10 @@ from typing import Any
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
 from benchmarks.submission import make_trajectory
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
-from services.common.aio.concurrency import cancel_tasks, running_tasks
-from services.common.telemetry import log
-from services.rollout.ports import LeaseLost
-from services.rollout.types import Lease
+from flotilla_common.aio.concurrency import cancel_tasks, running_tasks
+from flotilla_common.telemetry import log
+from flotilla_rollout.ports import LeaseLost
+from flotilla_rollout.types import Lease
 
 ATTEMPTS, GROUP, WORKERS = 10_000, 8, 16
 ATTEMPT_S, WATCHED_S = 120.0, 60.0

@@ -38,9 +38,9 @@ import pytest
 
 from benchmarks.in_flight import Flight, steady_learner
 from benchmarks.timed_learner import TimedLearner
-from services.common.aio.concurrency import running_tasks
-from services.common.domain.attempts import AttemptKey
-from services.common.telemetry import log
+from flotilla_common.aio.concurrency import running_tasks
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.telemetry import log
 from tests.reading.inspector.made_runs import RUN, MadeAttempt, MadeRun, conversation, open_run
 from tests.reading.inspector.served_pages import ServedPages, browsing, serving, watched_page
 

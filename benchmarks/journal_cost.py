@@ -24,19 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from services.common.domain.attempts import AttemptKey, Purpose, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence as Sampled
-from services.common.domain.trajectory import Trajectory, TurnTiming, content_digest
-from services.common.run_folder.journal_file import JOURNAL_FILE, connect_journal
-from services.learner.group_types import GroupSpec, Lease
-from services.learner.journal.progress_mark import MARK_FILE as MARK
-from services.learner.journal.progress_mark import Position, ProgressMark
-from services.learner.journal.schema import Plan
-from services.learner.journal.startup_check import check_journal
-from services.learner.journal.store import Journal, lock_journal, open_journal
-from services.learner.sampling.tasks import Task
+from flotilla_common.domain.attempts import AttemptKey, Purpose, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence as Sampled
+from flotilla_common.domain.trajectory import Trajectory, TurnTiming, content_digest
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, connect_journal
+from flotilla_learner.group_types import GroupSpec, Lease
+from flotilla_learner.journal.progress_mark import MARK_FILE as MARK
+from flotilla_learner.journal.progress_mark import Position, ProgressMark
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.startup_check import check_journal
+from flotilla_learner.journal.store import Journal, lock_journal, open_journal
+from flotilla_learner.sampling.tasks import Task
 
 GROUP, STEP = 8, 64
 TOKENS, TURNS = 2000, 12

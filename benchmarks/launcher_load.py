@@ -29,9 +29,9 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceStub
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.launcher.security import certificates, launcher_address
-from services.launcher.store.ledger import Ledger
+from flotilla_common.rpc import rpc
+from flotilla_launcher.security import certificates, launcher_address
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.launcher import spec
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ async def run_launcher() -> AsyncGenerator[Bench]:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", folder),
+            *(sys.executable, "-m", "flotilla_launcher", "--runs", folder),
             cwd=ROOT,
             stderr=asyncio.subprocess.DEVNULL,
         )

@@ -38,21 +38,21 @@ import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.model import Policy, score_tokens
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.weight_slots import WeightSlots
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine, PolicyFeed
-from services.rollout.types import Publication, Sampling
-from services.rollout.work.weight_staging import stage_weights
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.model import Policy, score_tokens
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import Engine, PolicyFeed
+from flotilla_rollout.types import Publication, Sampling
+from flotilla_rollout.work.weight_staging import stage_weights
 
 SHAPE: Mapping[str, Any] = {
     "vocab_size": 4096,

@@ -19,19 +19,19 @@ from typing import Any, Literal
 import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.guard.mismatch_limits import BOUNDS
-from services.learner.guard.probes import Probe, ProbeResult, probe_batch
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Publication, Sampling
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.guard.mismatch_limits import BOUNDS
+from flotilla_learner.guard.probes import Probe, ProbeResult, probe_batch
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import TrainBatch
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.types import Publication, Sampling
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")

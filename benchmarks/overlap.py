@@ -29,16 +29,16 @@ from numpy.typing import NDArray
 from benchmarks.replica import AgreeingEngine, connect_replica
 from benchmarks.rollout_loop import ReadyEnvironment, make_turn
 from benchmarks.timed_learner import TimedLearner, run_timed_learner
-from services.common.aio.concurrency import run_until_first, running_tasks, wait_beside
-from services.common.images.picture import ShownPicture
-from services.common.process.loaded_objects import freeze_loaded_objects
-from services.common.telemetry import log
-from services.rollout.episodes.attempt_limits import AttemptLimits
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.ports import EngineError
-from services.rollout.types import Completion, PolicySpan, Sampling
-from services.rollout.work.options import WorkerOptions
-from services.rollout.work.worker import Worker
+from flotilla_common.aio.concurrency import run_until_first, running_tasks, wait_beside
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.process.loaded_objects import freeze_loaded_objects
+from flotilla_common.telemetry import log
+from flotilla_rollout.episodes.attempt_limits import AttemptLimits
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.ports import EngineError
+from flotilla_rollout.types import Completion, PolicySpan, Sampling
+from flotilla_rollout.work.options import WorkerOptions
+from flotilla_rollout.work.worker import Worker
 from tests.support.rollout import dialect, tokenizer
 
 REPLICAS, BALANCES = (1, 2, 4, 8, 16), (0.5, 1.0, 2.0)

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.process.python_command import python_command
+from flotilla_common.process.python_command import python_command
 from tests.mcp_servers.public_servers import SERVERS
 
-_FLOTILLA = python_command("-m", "services.launcher.cli.app")
+_FLOTILLA = python_command("-m", "flotilla_launcher.cli.app")
 READS_ONLY = "time"
 _PHASES = ("base", "after the warm start", "after GRPO")
 

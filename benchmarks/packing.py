@@ -35,15 +35,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.algo.logprob_head import fused_policy_loss
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import PackTargets, RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rows import Row
-from services.learner.types import TrainSequence
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.algo.logprob_head import fused_policy_loss
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.packed_rows import PackTargets, RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.types import TrainSequence
 
 # As in Qwen3-8B, an untied head has 8 % of the parameters.
 SHAPE: Mapping[str, Any] = {

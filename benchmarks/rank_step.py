@@ -36,16 +36,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.executed_work import model_work
 from benchmarks.kernel_families import profile_steps
-from services.common.process.process_memory import peak_memory_bytes
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_common.process.process_memory import peak_memory_bytes
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence
 
 GB = 1e9
 VOCABULARY = 151_936

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.aio.concurrency import running_tasks
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Trajectory, content_digest
-from services.common.images.picture import ShownPicture
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import TokenizerDigests
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.learner import GroupClient
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.ports import EngineError
-from services.rollout.types import Completion, Lease, PolicySpan, Sampling
-from services.rollout.work.weight_updater import WeightUpdater
+from flotilla_common.aio.concurrency import running_tasks
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.trajectory import Trajectory, content_digest
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.adapters.learner import GroupClient
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.adapters.policy_feed import PolicyClient
+from flotilla_rollout.ports import EngineError
+from flotilla_rollout.types import Completion, Lease, PolicySpan, Sampling
+from flotilla_rollout.work.weight_updater import WeightUpdater
 from tests.support.learner import TOKEN, TOKENIZER
 from tests.support.rollout import tokenizer
 

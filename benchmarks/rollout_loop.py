@@ -30,22 +30,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.mismatch import serve_policy
-from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
-from services.common.domain.policy import PolicyId
-from services.common.images.picture import ShownPicture
-from services.common.process.loaded_objects import freeze_loaded_objects
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.weight_slots import WeightSlots
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import engine_options
-from services.rollout.config.rollout import DialectConfig, EngineConfig
-from services.rollout.episodes.attempt_limits import AttemptLimits
-from services.rollout.episodes.episode import Attempt, AttemptRunner
-from services.rollout.types import (
+from flotilla_common.domain.attempts import AttemptKey, Grade, ToolOutcome
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.process.loaded_objects import freeze_loaded_objects
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import engine_options
+from flotilla_rollout.config.rollout import DialectConfig, EngineConfig
+from flotilla_rollout.episodes.attempt_limits import AttemptLimits
+from flotilla_rollout.episodes.episode import Attempt, AttemptRunner
+from flotilla_rollout.types import (
     Completion,
     EpisodeInfo,
     OpenRequest,

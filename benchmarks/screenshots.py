@@ -35,26 +35,26 @@ from PIL import Image, ImageDraw
 from benchmarks.submission import POLICY, VOCABULARY
 from flotilla.env_gateway.v1 import episode_service_pb2 as episode_pb
 from flotilla.learner.v1 import group_service_pb2 as group_pb
-from services.common.domain.attempts import AttemptKey, Purpose, StopReason
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Media, Trajectory, content_digest
-from services.common.domain.trajectory import Sequence as Sampled
-from services.common.images.picture import Picture
-from services.common.images.picture_files import read_picture
-from services.common.images.pixels import PixelReader
-from services.common.images.placeholders import expand_pictures
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.picture_tables import whole_trajectories_of
-from services.common.spec.spec import VisionConfig
-from services.learner.api.decode import TrajectoryAssembler
-from services.learner.api.sequence_decode import TokenLimits
-from services.learner.group_types import GroupSpec, Lease
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import Journal, open_journal
-from services.learner.ranks import protocol
-from services.learner.sampling.tasks import Task
-from services.wire.trajectory import encode_submission
+from flotilla_common.domain.attempts import AttemptKey, Purpose, StopReason
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Media, Trajectory, content_digest
+from flotilla_common.domain.trajectory import Sequence as Sampled
+from flotilla_common.images.picture import Picture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.placeholders import expand_pictures
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.picture_tables import whole_trajectories_of
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_common.wire.trajectory import encode_submission
+from flotilla_learner.api.decode import TrajectoryAssembler
+from flotilla_learner.api.sequence_decode import TokenLimits
+from flotilla_learner.group_types import GroupSpec, Lease
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.ranks import protocol
+from flotilla_learner.sampling.tasks import Task
 
 T = TypeVar("T")
 SIZE = (1366, 768)

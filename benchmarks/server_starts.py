@@ -25,10 +25,10 @@ from typing import Any
 from benchmarks.gateway_call import ROOT, TOKEN, connect_worker, find_event, run_gateway
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common.domain.attempts import AttemptKey
-from services.common.rpc import rpc
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.rpc import rpc
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.types import OpenRequest
 
 _INSTALLED = ROOT / "build/mcp-servers"
 _FILES = "node_modules/@modelcontextprotocol/server-filesystem/dist/index.js"

@@ -34,19 +34,19 @@ SAMPLE_S = 0.5
 # By a word of the command, the first that it has.
 KINDS = {
     "VLLM": "engine",
-    "services.learner.rank": "ranks",
-    "services.rollout": "rollout",
-    "services.env_gateway": "env_gateway",
-    "services.learner": "learner",
+    "flotilla_learner.rank": "ranks",
+    "flotilla_rollout": "rollout",
+    "flotilla_env_gateway": "env_gateway",
+    "flotilla_learner": "learner",
     "environments": "environments",
-    "services.launcher": "launcher",
+    "flotilla_launcher": "launcher",
 }
 
 
 def run_demo(steps: int, runs: Path) -> tuple[Path, Mapping[str, float]]:
     """Run the demo without evaluations; return the run's folder, and CPU seconds by process."""
     command = [
-        *(sys.executable, "-m", "services.launcher.cli.app"),
+        *(sys.executable, "-m", "flotilla_launcher.cli.app"),
         *("train", "deploy/runs/local.toml", "--runs", str(runs)),
         *(f"--learner.steps={steps}", "--learner.eval.sets=[]", "--learner.eval.every=0"),
     ]

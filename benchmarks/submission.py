@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence as Sampled
-from services.common.domain.trajectory import Trajectory, TurnTiming, content_digest
-from services.learner.api.decode import TrajectoryAssembler
-from services.learner.api.sequence_decode import TokenLimits
-from services.wire.trajectory import encode_submission
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence as Sampled
+from flotilla_common.domain.trajectory import Trajectory, TurnTiming, content_digest
+from flotilla_common.wire.trajectory import encode_submission
+from flotilla_learner.api.decode import TrajectoryAssembler
+from flotilla_learner.api.sequence_decode import TokenLimits
 
 TOKENS, TURNS, PROMPT, OBSERVATION = 16_384, 12, 1_024, 400
 VOCABULARY = 151_936

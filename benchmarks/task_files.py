@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from environments.task_generator import APPS
-from environments.tasks import make_tasks
-from services.common.tasks.task_files import read_tasks
-from services.reading.data.dataset_folder import describe, write_folder
-from services.reading.data.preparation import Wishes, prepare
-from services.reading.data.sources import fetch_source
+from flotilla_common.tasks.task_files import read_tasks
+from flotilla_environments.task_generator import APPS
+from flotilla_environments.tasks import make_tasks
+from flotilla_reading.data.dataset_folder import describe, write_folder
+from flotilla_reading.data.preparation import Wishes, prepare
+from flotilla_reading.data.sources import fetch_source
 
 
 def cpu_time_of(work: Callable[[], object]) -> float:

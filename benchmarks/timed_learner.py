@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import psutil
 
-from services.common.process.loaded_objects import freeze_loaded_objects
-from services.common.rpc.free_ports import free_address
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.common.weights.fingerprint import (
+from flotilla_common.process.loaded_objects import freeze_loaded_objects
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,
     compute_fingerprint,
 )
-from services.learner.app import run_learner
-from services.learner.dependencies import LearnerDependencies
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
+from flotilla_learner.app import run_learner
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_learner.types import ModelInfo, Publication, StepResult, TrainBatch
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 

@@ -49,9 +49,9 @@ from flotilla.tinker.v1 import tinker_wire_pb2 as pb
 
 NAMES = ("ann", "ben", "cem")
 MODULES = {
-    "front": "services.tinker",
-    "trainer": "services.learner.training",
-    "sampler": "services.rollout.sampling",
+    "front": "flotilla_tinker",
+    "trainer": "flotilla_learner.training",
+    "sampler": "flotilla_rollout.sampling",
 }
 BURST, IN_FLIGHT, ANSWER = 1024, 48, 64
 KILL_EVERY_S = (5.0, 25.0)

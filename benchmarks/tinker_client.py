@@ -17,7 +17,7 @@ import aiohttp
 import numpy as np
 
 from flotilla.tinker.v1 import tinker_wire_pb2 as pb
-from services.common.rpc.free_ports import free_address
+from flotilla_common.rpc.free_ports import free_address
 
 PROTOBUF = "application/x-protobuf"
 START_S, END_S, CALL_S = 600.0, 60.0, 60.0

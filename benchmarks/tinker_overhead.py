@@ -39,14 +39,14 @@ from benchmarks.tinker_client import (
     tinker_served,
 )
 from flotilla.tinker.v1 import tinker_wire_pb2 as pb
-from services.common.process.loaded_objects import freeze_loaded_objects
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.stop_tokens import read_eos_ids
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_sampling import SEED_STRIDE
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Sampling
+from flotilla_common.process.loaded_objects import freeze_loaded_objects
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.stop_tokens import read_eos_ids
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_sampling import SEED_STRIDE
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.types import Sampling
 
 PAIRS, REQUESTS, CONCURRENT = 5, 192, 32
 PROMPT, LENGTHS = 256, (16, 64, 256)
@@ -137,7 +137,7 @@ async def _compare_sides(
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     own = {"own": os.getpid(), "engine": find_engine(os.getpid())}
     front, sampler = (
-        served.find_service(name) for name in ("services.tinker", "services.rollout.sampling")
+        served.find_service(name) for name in ("flotilla_tinker", "flotilla_rollout.sampling")
     )
     assert front and sampler
     theirs = {"front": front, "sampler": sampler, "engine": find_engine(sampler)}

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.submission import TOKENS, decode_messages, encode_trajectory, make_trajectory
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.domain.trajectory import Trajectory, content_digest
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.domain.trajectory import Trajectory, content_digest
 
 PAIRS, REPEATS = 15, 10
 ADVANTAGE = 0.37

@@ -43,11 +43,11 @@ from benchmarks.raw_receiver import LENGTH, join_messages
 from benchmarks.replica import AgreeingEngine, Replica, connect_replica, written_for
 from benchmarks.submission import encode_trajectory, make_trajectory
 from benchmarks.timed_learner import run_timed_learner
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc.rpc_options import CHANNEL_OPTIONS
-from services.common.telemetry import log
-from services.rollout.types import Lease
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc.rpc_options import CHANNEL_OPTIONS
+from flotilla_common.telemetry import log
+from flotilla_rollout.types import Lease
 
 GROUP, AT_ONCE = 16, 16
 PAIRS, ROUND = 7, 128

@@ -4,5 +4,6 @@ import os
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_PLACES = [str(_ROOT), str(_ROOT / "gen"), *filter(None, [os.environ.get("PYTHONPATH")])]
+_OURS = [*sorted((_ROOT / "services").iterdir()), _ROOT / "environments", _ROOT / "gen"]
+_PLACES = [str(_ROOT), *map(str, _OURS), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from services.common.weights.network_interfaces import INTERFACE_VARIABLES
+from flotilla_common.weights.network_interfaces import INTERFACE_VARIABLES
 
 pytest_plugins = [
     "tests.support.shared_folders",

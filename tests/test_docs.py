@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import ConfigModel, parse_config
-from services.common.spec.spec_loading import load_spec
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig
-from services.env_gateway.grading.trusted_verifiers import load_digests
-from services.learner.config.learner import LearnerConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.spec.config import ConfigModel, parse_config
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig, WarmStartsConfig
+from flotilla_env_gateway.grading.trusted_verifiers import load_digests
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"

@@ -53,6 +53,6 @@ def test_every_module_that_a_string_names_exists() -> None:
 
 
 def test_a_module_or_a_function_that_is_not_there_is_noticed() -> None:
-    doctor = "services.launcher.doctor"
-    assert _exists(f"{doctor}.tcp_ports:probe_ports") and _exists("services.launcher")
+    doctor = "flotilla_launcher.doctor"
+    assert _exists(f"{doctor}.tcp_ports:probe_ports") and _exists("flotilla_launcher")
     assert not _exists(f"{doctor}.tcp_ports:probe_port") and not _exists(f"{doctor}.ports")

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, canonical_json, parse_config
-from services.common.spec.spec import SharedConfig
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.launcher.config.launcher import LauncherConfig
-from services.learner.config.learner import LearnerConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import ConfigModel, canonical_json, parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 
 ROOTS: dict[str, type[ConfigModel]] = {
     "": SharedConfig,

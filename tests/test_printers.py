@@ -1,5 +1,5 @@
 """Every printer of the services goes through one of two: `print_visible` of
-`services.common.text.printable_text`, and the `Terminal` of the command line. Both show text of
+`flotilla_common.text.printable_text`, and the `Terminal` of the command line. Both show text of
 others as text."""
 
 import ast
@@ -13,28 +13,33 @@ from tests.support.repository import ROOT
 # The two themselves; the log's handler, whose renderers use the first; and a program that imports
 # nothing of ours, whose output the gateway reads and prints.
 WAISTS = {
-    "services/common/text/printable_text.py": {"print"},
-    "services/common/telemetry/log.py": {"logging.StreamHandler", "sys.stderr"},
+    "services/common/flotilla_common/text/printable_text.py": {"print"},
+    "services/common/flotilla_common/telemetry/log.py": {"logging.StreamHandler", "sys.stderr"},
     # Flushes; reports a lost parent; prints the stacks of threads, but no foreign text.
-    "services/common/process/service_main.py": {"sys.stdout", "sys.stderr"},
-    "services/common/process/tied_child.py": {"SystemExit"},
-    "services/common/telemetry/watchdog.py": {"sys.stderr", "sys.__stderr__"},
+    "services/common/flotilla_common/process/service_main.py": {"sys.stdout", "sys.stderr"},
+    "services/common/flotilla_common/process/tied_child.py": {"SystemExit"},
+    "services/common/flotilla_common/telemetry/watchdog.py": {"sys.stderr", "sys.__stderr__"},
     # Where there is no terminal any more, and nothing is printed.
-    "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
+    "services/launcher/flotilla_launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
     # Show by a Terminal.
-    "services/launcher/cli/data_collect.py": {"rich.progress.Progress"},
-    "services/launcher/cli/data_prepare.py": {"rich.progress.Progress"},
-    "services/launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
-    "services/launcher/cli/sft.py": {"rich.progress.Progress"},
+    "services/launcher/flotilla_launcher/cli/data_collect.py": {"rich.progress.Progress"},
+    "services/launcher/flotilla_launcher/cli/data_prepare.py": {"rich.progress.Progress"},
+    "services/launcher/flotilla_launcher/cli/export_trajectories.py": {"rich.progress.Progress"},
+    "services/launcher/flotilla_launcher/cli/sft.py": {"rich.progress.Progress"},
     # Queries the width; and shows by a Terminal.
-    "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
-    "services/launcher/cli/terminal.py": {"rich.console.Console"},
-    "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
+    "services/launcher/flotilla_launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
+    "services/launcher/flotilla_launcher/cli/terminal.py": {"rich.console.Console"},
+    "services/env_gateway/flotilla_env_gateway/adapters/fleet_openenv/worker.py": {
+        "traceback.print_exc"
+    },
     # Its standard error is a pipe, which stderr_tail.py makes visible.
-    "services/env_gateway/adapters/process_reaper.py": {"SystemExit", "os.write"},
+    "services/env_gateway/flotilla_env_gateway/adapters/process_reaper.py": {
+        "SystemExit",
+        "os.write",
+    },
     # Pipes as well: the gateway reads them, and shows what they say by its log.
-    "services/env_gateway/verify/package_module.py": {"sys.stdout"},
-    "services/env_gateway/verify/worker.py": {"os.write"},
+    "services/env_gateway/flotilla_env_gateway/verify/package_module.py": {"sys.stdout"},
+    "services/env_gateway/flotilla_env_gateway/verify/worker.py": {"os.write"},
 }
 # What prints, or makes something that does, by whatever name it is imported, called or handed on.
 PRINTERS = {
@@ -124,7 +129,7 @@ def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def _is_allowed(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
     """Return True if a stream is queried, or passed to `print_visible`."""
     if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
-        return dotted(call.func, names) == "services.common.text.printable_text.print_visible"
+        return dotted(call.func, names) == "flotilla_common.text.printable_text.print_visible"
     return isinstance(user, ast.Attribute) and user.attr in REQUESTED
 
 
@@ -167,6 +172,6 @@ def test_everything_that_is_printed_goes_through_one_of_two() -> None:
             if called not in WAISTS.get(where, set()):
                 found.append(f"{where}:{line}: {called}")
     assert not found, (
-        "use services.common.text.printable_text.print_visible, or the Terminal:\n"
+        "use flotilla_common.text.printable_text.print_visible, or the Terminal:\n"
         + "\n".join(found)
     )

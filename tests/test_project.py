@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.process.extras import install_command
-from services.common.spec.config import ConfigModel
-from services.common.spec.spec_loading import load_spec
-from services.launcher.control import spec_check
-from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.run_spec import read_spec
+from flotilla_common.process.extras import install_command
+from flotilla_common.spec.config import ConfigModel
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.control import spec_check
+from flotilla_launcher.control.prepare_commands import parse_prepare_tables
+from flotilla_launcher.run_spec import read_spec
 from tests.support.doctor import forged_services
 from tests.support.repository import ROOT
 from tools.requirements import read_pins
@@ -94,7 +94,7 @@ def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
 def config_models(service: str) -> Iterator[type[ConfigModel]]:
     """Yield the models that the modules of a service's `config` name, and those that their fields
     hold."""
-    package = importlib.import_module(f"services.{service}.config")
+    package = importlib.import_module(f"flotilla_{service}.config")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     waiting: list[Any] = [value for module in modules for value in vars(module).values()]
@@ -126,7 +126,9 @@ def attributes_read(folder: Path) -> set[str]:
 def test_every_config_key_has_a_reader(service: str) -> None:
     models = list(config_models(service))
     assert any(model.__name__.endswith("Config") for model in models)
-    read = attributes_read(ROOT / "services" / service) | attributes_read(ROOT / "services/common")
+    read = attributes_read(ROOT / "services" / service / f"flotilla_{service}") | attributes_read(
+        ROOT / "services/common/flotilla_common"
+    )
     unread = [
         f"{model.__name__}.{name}"
         for model in models
@@ -158,7 +160,10 @@ def test_what_a_spec_prepares_from_is_there(path: Path, monkeypatch: pytest.Monk
 
 def test_every_command_line_option_has_a_reader() -> None:
     """typer passes options by name; an option that the command ignores is used nowhere."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "services/launcher/cli").glob("*.py")]
+    trees = [
+        ast.parse(path.read_text())
+        for path in (ROOT / "services/launcher/flotilla_launcher/cli").glob("*.py")
+    ]
     commands = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     for command in commands:
         used = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}

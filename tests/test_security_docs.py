@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from services.common.spec.config import ConfigModel
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.launcher.config.launcher import LauncherConfig
-from services.learner.config.learner import IntakeConfig, LearnerConfig
+from flotilla_common.spec.config import ConfigModel
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_learner.config.learner import IntakeConfig, LearnerConfig
 from tests.support.repository import ROOT
 
 PAGE = (ROOT / "docs/security.md").read_text()

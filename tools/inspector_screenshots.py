@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
-from services.common.process.python_command import python_command
+from flotilla_common.process.python_command import python_command
 
 MOST_BYTES = 300_000
 _SIZE = ViewportSize(width=1280, height=860)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: chromium not found: apt-get install chromium", file=sys.stderr)
         return 1
     arguments = ("--end-with-stdin", "--runs", str(chosen.runs), "--run", chosen.run)
-    command = python_command("-m", "services.reading.inspector", *arguments)
+    command = python_command("-m", "flotilla_reading.inspector", *arguments)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as inspector:
         assert inspector.stdin is not None and inspector.stdout is not None

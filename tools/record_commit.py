@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_RECORDED = "services/common/commit.txt"
+_RECORDED = "services/common/flotilla_common/commit.txt"
 
 
 class RecordCommit(BuildHookInterface[Any]):

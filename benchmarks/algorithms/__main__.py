@@ -23,7 +23,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from benchmarks.algorithms.cases import Case, list_cases
 from benchmarks.algorithms.run import Plan, run_case
 from benchmarks.algorithms.table import format_tables, make_row
-from tools.tiny_policy.build import build, recipe_for
+from flotilla_environments.tiny_policy.build import build, recipe_for
 
 Job = tuple[Case, int]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 
 STALENESS = (1, 4, 8)
 ESTIMATORS = (

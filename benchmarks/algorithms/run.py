@@ -10,21 +10,21 @@ import numpy as np
 import torch
 
 from benchmarks.algorithms.cases import Case
-from environments.api import ENV_KEYS
-from environments.task_generator import Scenario, draw_scenario, make_data_id
-from services.common.domain.attempts import StopReason
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
-from tools.tiny_policy.episodes import Episode, Player, play_tasks
-from tools.tiny_policy.evaluate import Score, load_player
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.task_generator import Scenario, draw_scenario, make_data_id
+from flotilla_environments.tiny_policy.episodes import Episode, Player, play_tasks
+from flotilla_environments.tiny_policy.evaluate import Score, load_player
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.learning_rate import learning_rate
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence
 
 # The demo's settings (deploy/runs/local.toml).
 GROUPS, GROUP_SIZE, TRAIN_TASKS = 12, 8, 1200

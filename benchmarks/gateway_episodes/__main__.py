@@ -42,11 +42,11 @@ from benchmarks.gateway_episodes.relay import run_relay
 from benchmarks.gateway_episodes.worlds import SERVE, Play, World
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common.domain.attempts import AttemptKey
-from services.common.rpc import rpc
-from services.rollout.adapters.env_gateway import GatewayEnvironment, GatewayEpisode
-from services.rollout.ports import EnvironmentLost
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.rpc import rpc
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment, GatewayEpisode
+from flotilla_rollout.ports import EnvironmentLost
+from flotilla_rollout.types import OpenRequest
 
 T = TypeVar("T")
 

@@ -9,10 +9,15 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from environments.api import ENV_KEYS
-from environments.server.app import build_app
-from environments.server.http_process import HOST_HEADERS, add_options, open_listener, serve_app
-from environments.server.instance_registry import Registry
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.server.app import build_app
+from flotilla_environments.server.http_process import (
+    HOST_HEADERS,
+    add_options,
+    open_listener,
+    serve_app,
+)
+from flotilla_environments.server.instance_registry import Registry
 
 
 class CountedCalls:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
-from services.common.aio.background_tasks import BackgroundTasks
+from flotilla_common.aio.background_tasks import BackgroundTasks
 
 
 class Relay:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from urllib.request import urlopen
 
 from benchmarks.gateway_call import ROOT, make_section, run_mcp_server
-from environments.app import Call
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
+from flotilla_environments.app import Call
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 
 ENVIRONMENTS = ("booking", "tracker", "shop")
 _LEDGER = "ledger"

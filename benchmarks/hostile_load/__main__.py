@@ -34,7 +34,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 from tests.support.learner import TOKEN
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ async def env_gateway(folder: Path) -> AsyncGenerator[Service]:
     spec = {"name": "benchmark", "policy": policy, "env_gateway": {"backend": "embedded"}}
     (folder / "spec.json").write_text(json.dumps(spec))
     running = await start_process(
-        *("services.env_gateway", "--config", str(folder / "spec.json")),
+        *("flotilla_env_gateway", "--config", str(folder / "spec.json")),
         *("--run-dir", str(folder / "run")),
         env={**os.environ, "FLOTILLA_TOKEN": TOKEN},
         stderr=asyncio.subprocess.PIPE,

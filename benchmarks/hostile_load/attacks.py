@@ -26,8 +26,8 @@ from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from flotilla.learner.v1 import trajectory_pb2
 from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
 from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceStub
-from services.common.process.host_identity import host_digest
-from services.common.rpc import rpc
+from flotilla_common.process.host_identity import host_digest
+from flotilla_common.rpc import rpc
 from tests.support.half_sent_calls import half_sent
 from tests.support.learner import TOKEN, TOKENIZER, FakeWorker
 

@@ -9,13 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.common.rpc.free_ports import free_address
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.app import run_learner
-from services.learner.dependencies import LearnerDependencies
-from services.learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.app import run_learner
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 

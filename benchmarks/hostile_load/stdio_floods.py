@@ -9,10 +9,10 @@ import json
 import sys
 from typing import Any
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest
 from tests.support.fake_gateway import task_json
 from tests.support.loop_watch import watched_loop
 

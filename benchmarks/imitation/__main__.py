@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.algorithms.table import mean_interval
 from benchmarks.imitation.on_policy import Curve, Point, draw_curves
 from benchmarks.imitation.skill import ARMS, HELDOUT_TASKS, Arm, run_arm, start_recipe
-from tools.tiny_policy.build import build
+from flotilla_environments.tiny_policy.build import build
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from benchmarks.algorithms.run import EVAL_TASKS_PER_ENV, GROUPS, Sampler, open_
 from benchmarks.algorithms.table import mean_interval
 from benchmarks.imitation.on_policy import Course, Curve, Point, draw_curves, train_on_samples
 from benchmarks.imitation.teacher import Teacher
-from environments.api import ENV_KEYS
-from tools.tiny_policy.build import build, recipe_for
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.tiny_policy.build import build, recipe_for
 
 GRPO, DISTILLED = "GRPO", "distillation"
 COURSE = Course(steps=50, groups=GROUPS, heldout_tasks=EVAL_TASKS_PER_ENV, every=5)

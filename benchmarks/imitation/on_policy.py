@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from benchmarks.algorithms.run import OPTIMIZER, Sampler, make_trainer, train_batch
 from benchmarks.imitation.teacher import Teacher
-from services.learner.config.algorithm import AlgorithmConfig, DistillationConfig
-from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.model import Policy
-from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
+from flotilla_learner.config.algorithm import AlgorithmConfig, DistillationConfig
+from flotilla_learner.rank.learning_rate import learning_rate
+from flotilla_learner.rank.model import Policy
+from flotilla_reading.plots.curve_plot import Panel, PlotLine, draw_panels
 
 
 class Point(NamedTuple):

@@ -19,20 +19,24 @@ from benchmarks.algorithms.run import (
 )
 from benchmarks.imitation.on_policy import Course, Point, train_on_samples
 from benchmarks.imitation.teacher import Teacher
-from environments.api import open_instance
-from environments.task_generator import make_data_id
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.imitation.step_schedule import StepSchedule
-from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.model import Policy
-from services.learner.types import TrainBatch, TrainSequence
-from services.rollout.adapters.tokenizer import load_tokenizer
-from services.rollout.dialects.template import TemplateDialect
-from tools.tiny_policy.build import Recipe, recipe_for
-from tools.tiny_policy.demonstrations import Demonstration, make_assignment, tokenize_episode
-from tools.tiny_policy.demonstrator import Habits, demonstrate
-from tools.tiny_policy.episodes import is_solved
-from tools.tiny_policy.tokenizer import DONE
+from flotilla_environments.api import open_instance
+from flotilla_environments.task_generator import make_data_id
+from flotilla_environments.tiny_policy.build import Recipe, recipe_for
+from flotilla_environments.tiny_policy.demonstrations import (
+    Demonstration,
+    make_assignment,
+    tokenize_episode,
+)
+from flotilla_environments.tiny_policy.demonstrator import Habits, demonstrate
+from flotilla_environments.tiny_policy.episodes import is_solved
+from flotilla_environments.tiny_policy.tokenizer import DONE
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.imitation.step_schedule import StepSchedule
+from flotilla_learner.rank.learning_rate import learning_rate
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.types import TrainBatch, TrainSequence
+from flotilla_rollout.adapters.tokenizer import load_tokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
 
 SKILL = "shop"
 START = Habits(lazy={"booking": 0.5, "tracker": 0.5, SKILL: 1.0})

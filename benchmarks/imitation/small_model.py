@@ -19,25 +19,25 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from environments.api import Instance, open_instance
-from environments.reference_policies import plan_calls
-from environments.task_generator import Split, make_data_id
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import load_tokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import write_call
-from services.rollout.dialects.turns import ToolCall
-from services.rollout.types import PromptFacts, Tool
-from tools.tiny_policy.evaluate import Score
-from tools.tiny_policy.sampler import choose_tokens, left_padded
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_environments.api import Instance, open_instance
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import Split, make_data_id
+from flotilla_environments.tiny_policy.evaluate import Score
+from flotilla_environments.tiny_policy.sampler import choose_tokens, left_padded
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.tokenizer import load_tokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import write_call
+from flotilla_rollout.dialects.turns import ToolCall
+from flotilla_rollout.types import PromptFacts, Tool
 
 MODEL = Path("build/zoo/models/smollm2-135m")
 ENV_KEY, TOOL, PARAMETERS = "tracker", "find_issues", {"repo", "label"}

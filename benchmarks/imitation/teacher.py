@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from benchmarks.algorithms.run import open_policy
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_examples import rows_of
-from services.learner.types import StepSettings, TeacherScores, TrainBatch
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.step_examples import rows_of
+from flotilla_learner.types import StepSettings, TeacherScores, TrainBatch
 
 
 class Teacher:

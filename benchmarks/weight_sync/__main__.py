@@ -36,7 +36,7 @@ from benchmarks.weight_sync.gloo_paths import compare_gloo
 from benchmarks.weight_sync.live_engine import measure_live_updates
 from benchmarks.weight_sync.publication import PublishedModel
 from benchmarks.weight_sync.trained_deltas import measure_deltas
-from services.common.telemetry import log
+from flotilla_common.telemetry import log
 
 PARTS = ("shared_memory", "gloo", "grpc", "delta", "live_update")
 

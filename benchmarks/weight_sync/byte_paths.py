@@ -18,15 +18,15 @@ from benchmarks.weight_sync.publication import (
     per_gb,
     policy_of,
 )
-from services.common.domain.policy import PolicyId
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import TokenizerDigests, checksum64
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_server import WeightServerConfig
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.types import FetchedPart, Publication
-from services.rollout.work.weight_staging import stage_weights
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import TokenizerDigests, checksum64
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_server import WeightServerConfig
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.adapters.policy_feed import PolicyClient
+from flotilla_rollout.types import FetchedPart, Publication
+from flotilla_rollout.work.weight_staging import stage_weights
 
 TOKEN = "a-token-of-the-benchmark"
 
@@ -89,7 +89,7 @@ def copy_and_check(source: Path, target: Path) -> float:
 
 async def measure_grpc(published: PublishedModel, folder: Path, pairs: int) -> dict[str, Any]:
     """Return CPU seconds per GB of both sides of WeightService, after a warm-up."""
-    server = PublicationChild("services.learner.weights.weight_server", folder / "server.log")
+    server = PublicationChild("flotilla_learner.weights.weight_server", folder / "server.log")
     found: dict[str, list[float]] = {"sender": [], "receiver": []}
     try:
         address = await server.start_process(WeightServerConfig("run", TOKEN))

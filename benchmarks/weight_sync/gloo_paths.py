@@ -18,12 +18,12 @@ from benchmarks.weight_sync.publication import (
     per_gb,
     policy_of,
 )
-from services.common.rpc.free_ports import free_port
-from services.learner.types import Publication as Written
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.sender_config import WeightSenderConfig
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_learner.types import Publication as Written
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.sender_config import WeightSenderConfig
 
-SENDER = "services.learner.weights.adapters.weight_sender"
+SENDER = "flotilla_learner.weights.adapters.weight_sender"
 SIDES = ("ours", "bare")
 # Transfers of one publication: the CPU time of other processes has a resolution of 10 ms.
 ROUND = 3

@@ -16,10 +16,10 @@ import torch
 from torch import distributed as dist
 
 from benchmarks.weight_sync.publication import Clock
-from services.common.domain.policy import PolicyId
-from services.common.tensors.sender_connection import SenderConnection
-from services.common.weights.fingerprint import TensorEntry
-from services.common.weights.weight_transfer import OpenGroup, TransferSettings, plan_buckets
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.tensors.sender_connection import SenderConnection
+from flotilla_common.weights.fingerprint import TensorEntry
+from flotilla_common.weights.weight_transfer import OpenGroup, TransferSettings, plan_buckets
 
 Take = Callable[[dict[str, Any], list[TensorEntry]], None]
 

@@ -16,16 +16,16 @@ from benchmarks.weight_sync.publication import (
     cpu_of,
     policy_of,
 )
-from services.common.spec.spec import PolicyConfig
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.sender_config import WeightSenderConfig
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine
-from services.rollout.work.weight_staging import stage_weights
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.sender_config import WeightSenderConfig
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import Engine
+from flotilla_rollout.work.weight_staging import stage_weights
 
-SENDER = "services.learner.weights.adapters.weight_sender"
+SENDER = "flotilla_learner.weights.adapters.weight_sender"
 
 
 class UpdateFigures:

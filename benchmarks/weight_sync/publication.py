@@ -11,11 +11,11 @@ import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.domain.policy import PolicyId
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import Publication as Written
-from services.rollout.types import Publication
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_common.domain.policy import PolicyId
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import Publication as Written
+from flotilla_rollout.types import Publication
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32_768,

@@ -19,13 +19,13 @@ from benchmarks.weight_sync.publication import (
     random_model,
     write_version,
 )
-from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import Publication as Written
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_server import WeightServerConfig
-from services.rollout.work.weight_staging import KeptWeights, stage_weights
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import Publication as Written
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_server import WeightServerConfig
+from flotilla_rollout.work.weight_staging import KeptWeights, stage_weights
 
 # Tokens of a step. In a random model, their gradients reach all parameters.
 SEQUENCES, LENGTH = 2, 64
@@ -56,7 +56,7 @@ class TrainedModel:
 async def measure_deltas(published: PublishedModel, folder: Path, pairs: int) -> dict[str, Any]:
     """Return the bytes fetched after each step, and the cost."""
     trained = TrainedModel(folder, published.layers)
-    server = PublicationChild("services.learner.weights.weight_server", folder / "server.log")
+    server = PublicationChild("flotilla_learner.weights.weight_server", folder / "server.log")
     per_parameter: list[float] = []
     cpu: dict[str, list[float]] = {"sender": [], "receiver": []}
     try:

@@ -49,6 +49,6 @@ ENV HOME=/home/flotilla \
 USER 10001
 WORKDIR /work
 HEALTHCHECK --interval=15s --timeout=10s --start-period=2m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.env_gateway", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_env_gateway", "--listen", "127.0.0.1:50051"]
 CMD ["--help"]

@@ -60,5 +60,5 @@ USER 10001
 WORKDIR /work
 # The check reads runs/ in the container's working folder.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=1m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher.cli.healthcheck", "--runs", "runs"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_launcher.cli.healthcheck", "--runs", "runs"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_launcher", "--listen", "127.0.0.1:50051"]

@@ -44,6 +44,6 @@ USER 10001
 WORKDIR /work
 # Loading a large model takes long; until then the service reports that it is not serving.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.learner", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_learner", "--listen", "127.0.0.1:50051"]
 CMD ["--help"]

@@ -50,6 +50,6 @@ USER 10001
 WORKDIR /work
 # Loading and compiling a large model takes long; until then the service is not serving.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.rollout", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "flotilla_rollout", "--listen", "127.0.0.1:50051"]
 CMD ["--help"]

@@ -11,13 +11,13 @@ from benchmarks.imitation.on_policy import Course, Point, draw_curves, train_on_
 from benchmarks.imitation.skill import SKILL, record_episodes
 from benchmarks.imitation.small_model import sample_after_prefix
 from benchmarks.imitation.teacher import Teacher
-from services.rollout.adapters.tokenizer import load_tokenizer
+from flotilla_environments.tiny_policy.build import build
+from flotilla_environments.tiny_policy.evaluate import load_player
+from flotilla_environments.tiny_policy.sampler import Limits, sample_turns
+from flotilla_environments.tiny_policy.tokenizer import TURN_END
+from flotilla_rollout.adapters.tokenizer import load_tokenizer
 from tests.support.shared_folders import SharedFolders
 from tests.tools.tiny_policy.conftest import MINI
-from tools.tiny_policy.build import build
-from tools.tiny_policy.evaluate import load_player
-from tools.tiny_policy.sampler import Limits, sample_turns
-from tools.tiny_policy.tokenizer import TURN_END
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import grpc.aio
 import pytest_asyncio
 
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 from tests.support import echo_service
 from tests.support.repository import ROOT
 from tests.support.started_process import start_beside

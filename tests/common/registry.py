@@ -8,8 +8,8 @@ import grpc
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
-from services.common.rpc.errors import ServiceError
-from services.common.rpc.rpc import to_duration
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_common.rpc.rpc import to_duration
 
 
 class FakeRegistry(pb_grpc.RegistryServiceServicer):

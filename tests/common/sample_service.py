@@ -6,11 +6,11 @@ import os
 import threading
 import time
 
-from services.common.process.run_membership import ReplicaStatus
-from services.common.process.service_main import Runtime, run_service_process
-from services.common.rpc import rpc
-from services.common.spec.config import ConfigModel
-from services.wire.registry import load_registry
+from flotilla_common.process.run_membership import ReplicaStatus
+from flotilla_common.process.service_main import Runtime, run_service_process
+from flotilla_common.rpc import rpc
+from flotilla_common.spec.config import ConfigModel
+from flotilla_common.wire.registry import load_registry
 
 
 class SampleConfig(ConfigModel):

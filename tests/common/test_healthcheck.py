@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.healthcheck import check_health, main
-from services.common.rpc import rpc
-from services.common.rpc.tls import TLS_VARIABLE, Tls
+from flotilla_common.healthcheck import check_health, main
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.tls import TLS_VARIABLE, Tls
 from tests.support.echo_service import TOKEN
 from tests.support.outsiders import run
 
@@ -17,7 +17,7 @@ from tests.support.outsiders import run
 async def request(address: str, *options: str, **variables: str) -> tuple[int, str]:
     """Exit code and output of the command itself."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.common.healthcheck", "--address", address, *options),
+        *(sys.executable, "-m", "flotilla_common.healthcheck", "--address", address, *options),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -7,23 +7,27 @@ from tests.support.repository import ROOT
 
 # By file and function: why that start has another environment.
 REASONS = {
-    ("services/launcher/cli/launcher_client.py", "_spawn_launcher"): (
+    ("services/launcher/flotilla_launcher/cli/launcher_client.py", "_spawn_launcher"): (
         "the launcher, which hands to each service of its runs what that has a use for"
     ),
-    ("services/launcher/agent/parent_death_reaper.py", "cleaned_up_after_death"): (
-        "a fork of the watcher that runs no other program"
-    ),
-    ("services/common/process/run_child.py", "run_child"): (
+    (
+        "services/launcher/flotilla_launcher/agent/parent_death_reaper.py",
+        "cleaned_up_after_death",
+    ): ("a fork of the watcher that runs no other program"),
+    ("services/common/flotilla_common/process/run_child.py", "run_child"): (
         "a start itself, with the environment that its caller gives to it"
     ),
-    ("services/common/process/tied_children.py", "tie_children"): (
+    ("services/common/flotilla_common/process/tied_children.py", "tie_children"): (
         "multiprocessing's own keeper of shared memory, which any start by it brings along"
     ),
-    ("services/common/process/tied_child.py", "main"): (
+    ("services/common/flotilla_common/process/tied_child.py", "main"): (
         "becomes the command, in the environment that its parent gave to it"
     ),
-    ("services/env_gateway/adapters/process_reaper.py", "main"): "the fork becomes the command",
-    ("services/env_gateway/adapters/process_reaper.py", "_become"): (
+    (
+        "services/env_gateway/flotilla_env_gateway/adapters/process_reaper.py",
+        "main",
+    ): "the fork becomes the command",
+    ("services/env_gateway/flotilla_env_gateway/adapters/process_reaper.py", "_become"): (
         "becomes the command, in the environment that its parent gave to it"
     ),
 }

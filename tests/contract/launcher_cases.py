@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
-from services.common.spec.config import canonical_json
-from services.launcher.store.log_spool import MAX_CHUNK_BYTES
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.contract.test_run_service import units, wish
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 from tests.contract.spoiled import CASES, INVALID, Spoil, only_the_prompt
 from tests.support.learner import FakeWorker, Submission, graded, learner, make_config
 

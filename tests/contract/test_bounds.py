@@ -14,11 +14,11 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common.process import open_file_limit
-from services.common.rpc import rpc, rpc_handlers, rpc_options
-from services.launcher.agent_protocol import UnitPhase, UnitReport
-from services.launcher.control.agent_reports import AgentReports
-from services.launcher.store.roster import Member, Roster, TooManyMembersError
+from flotilla_common.process import open_file_limit
+from flotilla_common.rpc import rpc, rpc_handlers, rpc_options
+from flotilla_launcher.agent_protocol import UnitPhase, UnitReport
+from flotilla_launcher.control.agent_reports import AgentReports
+from flotilla_launcher.store.roster import Member, Roster, TooManyMembersError
 from tests.contract.test_episode_service import refused, serving
 from tests.contract.test_group_service import attached, refusal_of
 from tests.contract.test_policy_service import attach_request
@@ -88,7 +88,7 @@ async def test_connections_leave_a_service_files_of_its_own(
 async def test_transcripts_on_their_way_take_so_much_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_READ_BYTES", 1200)
+    monkeypatch.setattr("flotilla_env_gateway.api.episode_service._MOST_READ_BYTES", 1200)
     more = asyncio.Event()
     reading = task_json(verifier_func="def verify(env, conversation=None):\n    return 1\n")
 
@@ -155,7 +155,7 @@ async def test_what_a_worker_calls_itself_is_short(tmp_path: Path) -> None:
 async def test_a_learner_knows_so_many_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.groups.workers._MOST_WORKERS", 1)
+    monkeypatch.setattr("flotilla_learner.groups.workers._MOST_WORKERS", 1)
     async with attached(tmp_path) as worker:
         call = worker.groups.LeaseGroup(lease_request(worker, worker_id="another"))
         assert await refusal_of(call) == "TOO_MANY_WORKERS"
@@ -166,8 +166,8 @@ async def test_a_learner_knows_so_many_workers(
 
 
 def test_a_launcher_knows_so_many_replicas_and_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.launcher.store.roster.MOST_MEMBERS", 1)
-    monkeypatch.setattr("services.launcher.control.agent_reports.MOST_MEMBERS", 1)
+    monkeypatch.setattr("flotilla_launcher.store.roster.MOST_MEMBERS", 1)
+    monkeypatch.setattr("flotilla_launcher.control.agent_reports.MOST_MEMBERS", 1)
     roster, units = Roster(), AgentReports()
     for incarnation in ("a", "b"):
         roster.register_member(Member("rollout", 0, incarnation, "x:1"))

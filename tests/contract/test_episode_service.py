@@ -11,11 +11,11 @@ import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
-from services.env_gateway.api.episode_service import EpisodeService, most_streams
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import (
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_env_gateway.api.episode_service import EpisodeService, most_streams
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
@@ -458,7 +458,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
         yield pb.GradeRequest(transcript_chunk=b"x" * 1000)
         await never.wait()
 
-    monkeypatch.setattr("services.env_gateway.api.episode_service._STALL_S", 0.1)
+    monkeypatch.setattr("flotilla_env_gateway.api.episode_service._STALL_S", 0.1)
     async with serving(ScriptedBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
             await client.stub.Grade(requests("no-such-episode"), timeout=3)
@@ -471,7 +471,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
 
 
 async def test_only_so_many_watch_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_WATCHES", 1)
+    monkeypatch.setattr("flotilla_env_gateway.api.episode_service._MOST_WATCHES", 1)
     async with serving(ScriptedBackend()) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5)
         await watch.read()

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.rpc.rpc import service_error
-from services.launcher.api.registry_service import RegistryService
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.rpc import service_error
+from flotilla_launcher.api.registry_service import RegistryService
 from tests.contract.launcher_cases import CASES, Case, World
 from tests.support.every_rpc import of_service, refusals
 from tests.support.fake_backend import FakeBackend

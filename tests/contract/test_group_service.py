@@ -13,9 +13,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.rpc import rpc
-from services.common.run_folder.journal_file import JournalError
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc import rpc
+from flotilla_common.run_folder.journal_file import JournalError
+from flotilla_learner.journal.store import open_journal
 from tests.support.learner import (
     FakeWorker,
     Submission,

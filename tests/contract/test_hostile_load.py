@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 from tests.support.repository import ROOT
 
 TOKEN = "0123456789abcdef"

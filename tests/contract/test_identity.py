@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.common.rpc import rpc
-from services.common.rpc.tls import Tls
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.tls import Tls
 from tests.support.every_rpc import Recorder, refusals, rpcs
 from tests.support.outsiders import beyond_loopback, member, other_run, outsiders, run
 

@@ -11,8 +11,8 @@ import grpc.aio
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.common.rpc.rpc import service_error
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.rpc import service_error
 from tests.contract.test_run_service import units, wish
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import TOKEN, ServedLauncher, serving

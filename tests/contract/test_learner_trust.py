@@ -11,10 +11,10 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2
-from services.common.rpc import rpc
-from services.learner.groups.policy_provenance import Provenance
-from services.learner.journal.row_codec import count_fates
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc import rpc
+from flotilla_learner.groups.policy_provenance import Provenance
+from flotilla_learner.journal.row_codec import count_fates
+from flotilla_learner.journal.store import open_journal
 from tests.contract.test_policy_service import attach_request, report
 from tests.support.learner import FakeWorker, graded, learner, make_config
 

@@ -14,21 +14,21 @@ import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.domain.attempts import AttemptKey, StopReason, ToolOutcome
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_address
-from services.env_gateway.adapters.mcp.backend import build_mcp_backend
-from services.env_gateway.api.episode_service import EpisodeService
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Backend
-from services.rollout.adapters.env_gateway import GatewayEnvironment, GatewayEpisode
-from services.rollout.dialects.turns import PARSE_ERROR, ParseError, ToolCall
-from services.rollout.episodes.attempt_limits import AttemptLimits
-from services.rollout.episodes.attempt_record import AttemptState
-from services.rollout.episodes.call_execution import TurnOutcome, execute_calls
-from services.rollout.ports import EnvironmentLost
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey, StopReason, ToolOutcome
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_env_gateway.adapters.mcp.backend import build_mcp_backend
+from flotilla_env_gateway.api.episode_service import EpisodeService
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import Backend
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment, GatewayEpisode
+from flotilla_rollout.dialects.turns import PARSE_ERROR, ParseError, ToolCall
+from flotilla_rollout.episodes.attempt_limits import AttemptLimits
+from flotilla_rollout.episodes.attempt_record import AttemptState
+from flotilla_rollout.episodes.call_execution import TurnOutcome, execute_calls
+from flotilla_rollout.ports import EnvironmentLost
+from flotilla_rollout.types import OpenRequest
 from tests.support.fake_gateway import running, task_json
 from tests.support.library_server import Library, serving_library
 from tests.support.rollout import limits

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
-from services.common.images.made_pictures import noise_picture
-from services.common.images.picture import PlacedPicture, ShownPicture
-from services.common.process.host_identity import host_digest
-from services.common.rpc import rpc
-from services.learner.types import Publication
+from flotilla_common.images.made_pictures import noise_picture
+from flotilla_common.images.picture import PlacedPicture, ShownPicture
+from flotilla_common.process.host_identity import host_digest
+from flotilla_common.rpc import rpc
+from flotilla_learner.types import Publication
 from tests.learner.guard.test_probes import SlowRanks
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, FakeWorker, learner, make_config

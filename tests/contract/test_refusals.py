@@ -3,15 +3,15 @@
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.domain.attempts import AttemptKey, FailureKind
-from services.common.domain.attempts import AttemptKey as RolloutKey
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc import rpc
-from services.env_gateway.api.episode_service import EpisodeService
-from services.learner.sampling.refused_tasks import Refusal, common_refusal
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.ports import EnvironmentLost
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey, FailureKind
+from flotilla_common.domain.attempts import AttemptKey as RolloutKey
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc import rpc
+from flotilla_env_gateway.api.episode_service import EpisodeService
+from flotilla_learner.sampling.refused_tasks import Refusal, common_refusal
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.ports import EnvironmentLost
+from flotilla_rollout.types import OpenRequest
 from tests.contract.test_episode_service import TOKEN
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running, task_json

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
-from services.common.rpc.rpc import to_seconds
+from flotilla_common.rpc.rpc import to_seconds
 from tests.contract.test_run_service import refusal, units, wish
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving

@@ -11,15 +11,15 @@ import pytest
 
 from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc
-from services.common.rpc import rpc
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.api.rollout_service import RolloutService
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.work.burn_in import BurnIn
-from services.rollout.work.options import WorkerOptions
-from services.rollout.work.service_use import ServiceUse
-from services.rollout.work.weight_updater import WeightUpdater
-from services.rollout.work.worker import Worker
+from flotilla_common.rpc import rpc
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.api.rollout_service import RolloutService
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.work.burn_in import BurnIn
+from flotilla_rollout.work.options import WorkerOptions
+from flotilla_rollout.work.service_use import ServiceUse
+from flotilla_rollout.work.weight_updater import WeightUpdater
+from flotilla_rollout.work.worker import Worker
 from tests.support.fake_peers import TOKEN
 from tests.support.rollout import POLICY, FakeEnvironment, dialect, engine, limits, tokenizer, turns
 

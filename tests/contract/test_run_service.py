@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
-from services.common.rpc.rpc import service_error
-from services.launcher.state import Unit
+from flotilla_common.rpc.rpc import service_error
+from flotilla_launcher.state import Unit
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec
 

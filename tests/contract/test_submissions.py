@@ -13,8 +13,8 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
 from tests.support.learner import (
     FakeWorker,
     Submission,

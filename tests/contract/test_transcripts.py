@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.trajectory import Trajectory
-from services.common.domain.transcripts import encode_transcript
-from services.common.rpc import rpc
-from services.env_gateway.api.episode_service import EpisodeService
-from services.env_gateway.ports import CallResult, Text
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.episodes.episode import Attempt
-from services.rollout.types import OpenRequest, Sampling
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.domain.transcripts import encode_transcript
+from flotilla_common.rpc import rpc
+from flotilla_env_gateway.api.episode_service import EpisodeService
+from flotilla_env_gateway.ports import CallResult, Text
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.episodes.episode import Attempt
+from flotilla_rollout.types import OpenRequest, Sampling
 from tests.contract.test_episode_service import TOKEN
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import running, task_json

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY
 
-from services.common.domain.policy import PolicyId
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import (
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,
     compute_fingerprint,
 )
-from services.learner.types import Publication as Written
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_server import WeightServerConfig
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.types import FetchedPart, Publication
-from services.rollout.work.weight_staging import KeptWeights, stage_weights
+from flotilla_learner.types import Publication as Written
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_server import WeightServerConfig
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.adapters.policy_feed import PolicyClient
+from flotilla_rollout.types import FetchedPart, Publication
+from flotilla_rollout.work.weight_staging import KeptWeights, stage_weights
 
 TOKEN = "a-token-of-this-test"
 # Neither a whole number of blocks nor of words.
@@ -109,7 +109,7 @@ class Fetcher:
 
 @asynccontextmanager
 async def serving(folder: Path, **options: Any) -> AsyncGenerator[tuple[Run, Fetcher]]:
-    server = PublicationChild("services.learner.weights.weight_server", folder / "weights.log")
+    server = PublicationChild("flotilla_learner.weights.weight_server", folder / "weights.log")
     config = WeightServerConfig("run", TOKEN, **options)
     address = await server.start_process(config)
     fetcher = Fetcher(folder, address)

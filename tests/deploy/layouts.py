@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.models.activation_memory import DecoderShape
-from services.common.spec.spec import parse_shared
-from services.common.spec.spec_loading import load_spec
-from services.launcher.doctor.memory_estimate import (
+from flotilla_common.models.activation_memory import DecoderShape
+from flotilla_common.spec.spec import parse_shared
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.doctor.memory_estimate import (
     GIB,
     EngineMemory,
     TrainerMemory,
     estimate_engine,
     estimate_trainer,
 )
-from services.launcher.doctor.model_size import ModelSize
-from services.launcher.doctor.vision_size import VisionSize
+from flotilla_launcher.doctor.model_size import ModelSize
+from flotilla_launcher.doctor.vision_size import VisionSize
 from tests.support.doctor import sections
 from tests.support.repository import ROOT
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.common.spec.config import canonical_json
-from services.launcher.doctor.memory_estimate import GIB
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import ROLLOUT
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.doctor.memory_estimate import GIB
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import ROLLOUT
 from tests.deploy.gpu_lines import GPU_LINES
 from tests.deploy.layouts import LAYOUTS, Layout
 from tests.support.repository import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.__main__ import build_parser
+from flotilla_launcher.__main__ import build_parser
 from tests.deploy.dockerfile import Dockerfile, read
 from tests.support.repository import ROOT
 from tools.requirements import read_pins
@@ -88,9 +88,9 @@ def test_what_an_image_starts_and_polls_is_there(path: Path) -> None:
     dockerfile = read(path)
     service = path.name.removesuffix(".Dockerfile")
     entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
-    assert python_module(entry) == f"services.{service}"
+    assert python_module(entry) == f"flotilla_{service}"
     whose = "launcher.cli" if service == "launcher" else "common"
-    assert python_module(health) == f"services.{whose}.healthcheck"
+    assert python_module(health) == f"flotilla_{whose}.healthcheck"
     for words in (entry, health):
         shown = help_of(python_module(words))
         assert shown.returncode == 0, shown.stderr

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from services.common.spec.config import ConfigModel
-from services.launcher.cli.app import app
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.probe_list import PROBES
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.spec.config import ConfigModel
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.doctor.probe_list import PROBES
+from flotilla_learner.config.learner import LearnerConfig
 from tests.support.repository import ROOT
 
 PAGES = (

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec import parse_shared
-from services.common.spec.spec_loading import apply_override, load_spec
-from services.launcher.doctor.findings import ProbeResult, Status
-from services.launcher.doctor.memory_estimate import GIB, estimate_engine, estimate_trainer
-from services.launcher.doctor.model_size import read_model_size
+from flotilla_common.spec.spec import parse_shared
+from flotilla_common.spec.spec_loading import apply_override, load_spec
+from flotilla_launcher.doctor.findings import ProbeResult, Status
+from flotilla_launcher.doctor.memory_estimate import GIB, estimate_engine, estimate_trainer
+from flotilla_launcher.doctor.model_size import read_model_size
 from tests.support.doctor import check, probed, sections, subject
 from tests.support.repository import ROOT
 

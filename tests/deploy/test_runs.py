@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import load_spec
-from services.launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
-from services.launcher.cli.app import app
-from services.launcher.control.prepare_commands import parse_prepare_tables
-from services.launcher.run_spec import RunSpec, parse_spec
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.control.prepare_commands import parse_prepare_tables
+from flotilla_launcher.run_spec import RunSpec, parse_spec
 from tests.launcher.doctor.test_vision_size import QWEN3_VL_8B, folder_of
 from tests.support.doctor import forged_services
 from tests.support.repository import ROOT

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.launcher.doctor.memory import check_engine_gpu, check_trainer_gpu
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import LEARNER, ROLLOUT
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.doctor.memory import check_engine_gpu, check_trainer_gpu
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import LEARNER, ROLLOUT
 from tests.deploy.gpu_lines import GPU_LINES, find_gpu_lines
 from tests.deploy.layouts import LAYOUTS, Layout
 from tests.deploy.scaling_page import PAGE, write_page

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from environments.api import ENV_KEYS
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.tiny_policy.build import Recipe, build
+from flotilla_environments.tiny_policy.demonstrator import Habits
+from flotilla_environments.tiny_policy.train import Schedule
 from tests.e2e.wide_model import make_folder
 from tests.support.repository import ROOT
 from tests.support.shared_folders import SharedFolders
-from tools.tiny_policy.build import Recipe, build
-from tools.tiny_policy.demonstrator import Habits
-from tools.tiny_policy.train import Schedule
 
 # A policy that never passes gives groups without a signal, and training would leave it as it is.
 # With fewer steps it never does, and without laziness it takes the fewest.

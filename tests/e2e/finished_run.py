@@ -18,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from environments.api import ENV_KEYS
-from environments.task_generator import Split
-from environments.tasks import make_tasks
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Sequence, Trajectory
-from services.common.run_folder.journal_file import open_read_only
-from services.common.run_folder.trajectory_tables import keys_of, trajectory_of
-from services.common.spec.spec import PolicyConfig
-from services.learner.checkpoints.export import export_model
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Sequence, Trajectory
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_common.run_folder.trajectory_tables import keys_of, trajectory_of
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.task_generator import Split
+from flotilla_environments.tasks import make_tasks
+from flotilla_learner.checkpoints.export import export_model
 from tests.support.repository import ROOT
 
 EVAL_TASKS = 3
@@ -107,7 +107,7 @@ def _tasks(folder: Path, split: Split, count: int) -> str:
 
 def train(spec: Path, runs: Path, *overrides: str, timeout_s: float) -> FinishedRun:
     """`flotilla train`, to its end."""
-    command = [sys.executable, "-m", "services.launcher.cli.app", "train", str(spec)]
+    command = [sys.executable, "-m", "flotilla_launcher.cli.app", "train", str(spec)]
     done = subprocess.run(
         [*command, "--runs", str(runs), *overrides],
         cwd=ROOT,

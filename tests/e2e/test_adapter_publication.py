@@ -20,26 +20,26 @@ from transformers import (
     Qwen3Config,
 )
 
-from services.common.domain.policy import PolicyId
-from services.common.rpc import rpc
-from services.common.spec.spec import PolicyConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.guard.mismatch_limits import BOUNDS
-from services.learner.rank.model import score_tokens
-from services.learner.rank.policy_loading import load_policy
-from services.learner.types import Publication as Announced
-from services.learner.weights.attached_worker import AttachedWorker
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_broadcast import Announcement, WeightBroadcast
-from services.learner.weights.weight_server import WeightServerConfig
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine, EngineDead, PolicyFeed
-from services.rollout.types import Completion, Publication, Sampling
-from services.rollout.work.weight_staging import FingerprintMismatch, stage_weights
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.rpc import rpc
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.guard.mismatch_limits import BOUNDS
+from flotilla_learner.rank.model import score_tokens
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.types import Publication as Announced
+from flotilla_learner.weights.attached_worker import AttachedWorker
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_broadcast import Announcement, WeightBroadcast
+from flotilla_learner.weights.weight_server import WeightServerConfig
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.adapters.policy_feed import PolicyClient
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import Engine, EngineDead, PolicyFeed
+from flotilla_rollout.types import Completion, Publication, Sampling
+from flotilla_rollout.work.weight_staging import FingerprintMismatch, stage_weights
 from tests.support.adapted_learner import RANK, AdaptedLearner, damaged, logprobs_across
 from tests.support.multimodal_models import make_multimodal
 from tests.support.tiny_model import load_model, make_kind, perturbed, reference_logprobs
@@ -212,7 +212,7 @@ async def test_an_engine_that_starts_late_serves_as_those_do_that_had_every_publ
 
 async def load_fetched(engine: Engine, update: Publication, folder: Path) -> None:
     """Load a publication as a worker of another machine does: by WeightService."""
-    server = PublicationChild("services.learner.weights.weight_server", folder / "weights.log")
+    server = PublicationChild("flotilla_learner.weights.weight_server", folder / "weights.log")
     try:
         address = await server.start_process(WeightServerConfig("run", TOKEN))
         path, nothing = Path(update.location), np.zeros(0, np.float32)

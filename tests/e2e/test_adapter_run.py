@@ -51,7 +51,7 @@ async def test_a_rollout_that_joins_in_the_middle_samples_with_the_newest_adapte
     await until(lambda: running.done() or published(runs) > 0, LIMIT_S)
     assert not running.done(), running.result().output[-4000:]
     for process in left_running(runs):
-        if "services.rollout" in command_of(process):
+        if "flotilla_rollout" in command_of(process):
             process.kill()
     run = await running
     check_adapted_run(run)

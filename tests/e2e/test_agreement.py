@@ -11,22 +11,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import RankPlacement
-from services.learner.rank.model import Policy, score_tokens
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.worker import FirstRank
-from services.learner.ranks import protocol
-from services.learner.types import TrainBatch, TrainSequence
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Completion, Publication, Sampling
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import RankPlacement
+from flotilla_learner.rank.model import Policy, score_tokens
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.worker import FirstRank
+from flotilla_learner.ranks import protocol
+from flotilla_learner.types import TrainBatch, TrainSequence
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.types import Completion, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, policy_section
 from tests.support.tiny_model import make_sparse_model
 

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.trajectory import Counts, Trajectory, content_digest
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.guard import GuardConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.groups.batcher import build_train_batch
-from services.learner.guard.mismatch_limits import Excess, bound_of
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.score_comparison import ScoreComparer
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, VersionMismatch
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.types import Sampling
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.trajectory import Counts, Trajectory, content_digest
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.guard import GuardConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.guard.mismatch_limits import Excess, bound_of
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.score_comparison import ScoreComparer
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, VersionMismatch
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.episodes.transcript import Transcript
+from flotilla_rollout.types import Sampling
 from tests.support.tiny_model import VOCAB, make_model, publish
 from tests.support.tiny_ranks import changed
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.common.domain.token_authors import policy_mask
-from services.common.run_folder.journal_file import open_read_only
-from services.learner.journal.teacher_tables import scores_of
+from flotilla_common.domain.token_authors import policy_mask
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_learner.journal.teacher_tables import scores_of
 from tests.e2e.finished_run import FinishedRun, Scorer, train, write_spec
 from tests.support.tiny_model import perturbed
 from tests.support.vllm_server_process import serving_vllm

@@ -66,8 +66,8 @@ def test_a_service_installs_alone_with_all_it_imports_and_shows_its_usage(
     if extra in ("learner", "rollout-cpu"):
         run(*pip, "--no-deps", "-r", source / "requirements/torch-cpu.txt", cwd=tmp_path)
     run(*pip, f"{source}[{extra}]", cwd=tmp_path)
-    text = run(python, "-m", f"services.{service}", "--help", cwd=tmp_path)
-    assert text.startswith(f"usage: python -m services.{service}")
+    text = run(python, "-m", f"flotilla_{service}", "--help", cwd=tmp_path)
+    assert text.startswith(f"usage: python -m flotilla_{service}")
     if extra == "rollout-cpu":
         run(python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT, cwd=tmp_path)
-    run(python, "-c", IMPORT_ALL, f"services.{service}", *ADDED, cwd=tmp_path)
+    run(python, "-c", IMPORT_ALL, f"flotilla_{service}", *ADDED, cwd=tmp_path)

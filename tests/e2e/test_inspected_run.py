@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import policy_mask
-from services.common.run_folder.journal_file import open_read_only
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.common.run_folder.trajectory_tables import trajectory_of
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import policy_mask
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_common.run_folder.trajectory_tables import trajectory_of
 from tests.e2e.finished_run import FinishedRun, write_spec
 from tests.reading.inspector.served_pages import WatchedPage, browsing, watched_page
 from tests.reading.inspector.test_browser import numbers_shown
@@ -35,14 +35,14 @@ pytestmark = [
 
 # It is still training when its page is open: a step takes a second.
 STEPS = 30
-FLOTILLA = (sys.executable, "-m", "services.launcher.cli.app")
+FLOTILLA = (sys.executable, "-m", "flotilla_launcher.cli.app")
 WAIT_S = 400.0
 
 
 @contextmanager
 def launched(runs: Path) -> Generator[str]:
     """A launcher of its own; the content of its launcher.json."""
-    command = (sys.executable, "-m", "services.launcher", "--runs", str(runs))
+    command = (sys.executable, "-m", "flotilla_launcher", "--runs", str(runs))
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             path = runs / "launcher.json"

@@ -8,21 +8,21 @@ from typing import Literal
 
 import pytest
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
-from services.learner.guard.mismatch_limits import BOUNDS
-from services.learner.guard.probes import ProbeResult, probe_batch, start_probes
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import Comparison
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Publication, Sampling
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.guard.diagnosis import Diagnosis, diagnose_mismatch
+from flotilla_learner.guard.mismatch_limits import BOUNDS
+from flotilla_learner.guard.probes import ProbeResult, probe_batch, start_probes
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import Comparison
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.types import Publication, Sampling
 from tests.e2e.wide_model import VOCAB, policy_section
 
 pytestmark = [

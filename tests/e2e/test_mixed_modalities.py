@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
-from services.common.domain.trajectory import Trajectory
-from services.common.images.vision_family import load_vision_family
-from services.common.spec.spec import VisionConfig
-from services.common.weights.shared_memory import SHARED_MEMORY
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.vision_family import load_vision_family
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_common.weights.shared_memory import SHARED_MEMORY
+from flotilla_environments.tasks import make_task
 from tests.e2e.finished_run import FinishedRun, processes_of, train
 from tests.support.vision_runs import VERIFIER
 
@@ -61,7 +61,7 @@ def write_tasks(folder: Path) -> str:
 
 def write_spec(model: Path, folder: Path) -> Path:
     policy: dict[str, Any] = {"model": str(model), "dtype": "float32", "vision": {}}
-    emulator = ["python", "-P", "-m", "environments.fleet_emulator", "--die-with-parent"]
+    emulator = ["python", "-P", "-m", "flotilla_environments.fleet_emulator", "--die-with-parent"]
     spec = {
         "name": "mixed",
         "policy": policy | {"max_model_len": MOST_TOKENS},

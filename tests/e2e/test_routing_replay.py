@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.types import Completion, Publication, Sampling
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.types import Completion, Publication, Sampling
 from tests.support.tiny_model import VOCAB, make_sparse_model, publish
 
 pytestmark = [

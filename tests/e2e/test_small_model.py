@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from environments.task_generator import Split
-from environments.tasks import make_tasks
+from flotilla_environments.task_generator import Split
+from flotilla_environments.tasks import make_tasks
 from tests.e2e.finished_run import FinishedRun, train
 from tests.e2e.test_zoo import VERIFIER
 from tests.support.architectures import TOLERANCE

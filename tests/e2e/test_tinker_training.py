@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tinker_client import tinker_served
+from flotilla_environments.tiny_policy.build import build, recipe_for
 from tests.e2e.finished_run import train
 from tests.support.repository import ROOT
-from tools.tiny_policy.build import build, recipe_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(4000)]
 

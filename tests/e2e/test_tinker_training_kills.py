@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.tinker_campaign import MODULES, read_journal
 from benchmarks.tinker_client import ServedTinker, tinker_served
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.journal.audit import audit_journal
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.journal.audit import audit_journal
 from tests.faults.harness import GATEWAY, LEARNER, VLLM_ROLLOUT, FaultRun, spec, write_tasks
 from tests.support.waiting import until
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
-from services.common.rpc.free_ports import free_address
-from services.common.telemetry.trace import HEADER
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.telemetry.trace import HEADER
+from flotilla_environments.tasks import make_task
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 from tests.rollout.work.test_weight_updater import publication
 from tests.support.fake_peers import TOKEN, FakeLearner, lease, served
 from tests.support.repository import ROOT
 from tests.support.waiting import until
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 SPEC: dict[str, Any] = {
     "name": "traced",
@@ -66,7 +66,7 @@ async def process(service: str, spec: Path, *arguments: str) -> AsyncGenerator[N
     """A service process that records spans; it ends in good order, which writes them."""
     identity = ("--run-id", "traced", "--run-dir", str(spec.parent / "run"))
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"services.{service}", "--config", str(spec), *identity),
+        *(sys.executable, "-m", f"flotilla_{service}", "--config", str(spec), *identity),
         *arguments,
         cwd=ROOT,
         env={**os.environ, "FLOTILLA_TRACE": "1", "FLOTILLA_TOKEN": TOKEN},

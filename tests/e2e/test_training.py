@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.adapters.token_text import load_decoder
-from services.common.domain.attempts import FailureKind
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.episodes.episode_rows import key_of_row
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.common.weights.shared_memory import SHARED_MEMORY
+from flotilla_common.adapters.token_text import load_decoder
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.episodes.episode_rows import key_of_row
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_common.weights.shared_memory import SHARED_MEMORY
 from tests.e2e.finished_run import (
     EVAL_TASKS,
     GROUPS,

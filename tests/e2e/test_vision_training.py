@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture import PlacedPicture, ShownPicture
-from services.common.images.picture_files import read_picture
-from services.common.images.pixels import PixelReader
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.run_folder.journal_file import open_read_only
-from services.common.run_folder.picture_tables import whole_trajectories_of
-from services.common.spec.spec import VisionConfig
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture import PlacedPicture, ShownPicture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_common.run_folder.picture_tables import whole_trajectories_of
+from flotilla_common.spec.spec import VisionConfig
 from tests.e2e.finished_run import FinishedRun, train
 from tests.support.vision_models import load_vision_model, vision_inputs, vision_logprobs
 from tests.support.vision_runs import TRAINED, vision_spec

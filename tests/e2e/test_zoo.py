@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from environments.api import ENV_KEYS
-from environments.tasks import make_tasks
-from services.common.domain.attempts import StopReason
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Sequence
-from services.common.models.multimodal_models import other_parts
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Sequence
+from flotilla_common.models.multimodal_models import other_parts
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.tasks import make_tasks
 from tests.e2e.finished_run import FinishedRun, Scorer, distances, train
 from tests.support.architectures import ARCHITECTURES, MULTIMODAL, PARALLEL, TOLERANCE, Architecture
 

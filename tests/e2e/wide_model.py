@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec.spec import PolicyConfig
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 from tests.support.repository import ROOT
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 SPEC = ROOT / "deploy/runs/qwen3-8b.toml"
 # Every length of the run is divided by this, so that all ratios stay.

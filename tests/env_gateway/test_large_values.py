@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.common.text.parsing import ASIDE_BYTES
-from services.env_gateway.large_values import dump_json_aside, estimate_size, run_aside_for
+from flotilla_common.text.parsing import ASIDE_BYTES
+from flotilla_env_gateway.large_values import dump_json_aside, estimate_size, run_aside_for
 
 MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()

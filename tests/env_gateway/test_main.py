@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.text.parsing import TextLimits
-from services.env_gateway.adapters.http_client import exchange_json, open_http_session
-from services.env_gateway.config.backends import McpServer
+from flotilla_common.text.parsing import TextLimits
+from flotilla_env_gateway.adapters.http_client import exchange_json, open_http_session
+from flotilla_env_gateway.config.backends import McpServer
 from tests.support.environment_processes import environment_command
 from tests.support.gateway_process import gateway_process, open_episode, write_spec
 from tests.support.http_answers import Answer, serve_answers
@@ -34,7 +34,7 @@ instances = true
 @pytest.fixture(scope="module")
 def environments() -> Iterator[str]:
     """The URL of an environment server that outlives gateways."""
-    command = environment_command("-m", "environments.serve")
+    command = environment_command("-m", "flotilla_environments.serve")
     with serving_process(command) as url:
         yield url
 
@@ -81,7 +81,7 @@ async def test_a_gateway_may_hold_more_connections_than_the_usual_limit_on_files
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.env_gateway", *arguments]
+    command = [sys.executable, "-m", "flotilla_env_gateway", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -131,7 +131,7 @@ async def test_the_key_of_each_server_is_hidden_whatever_the_name_of_its_variabl
             section = f"""
 [env_gateway]
 backend = "mcp"
-environments.booking.servers = ["s{number}"]
+flotilla_environments.booking.servers = ["s{number}"]
 [[env_gateway.servers]]
 name = "s0"
 url = "{url}"

@@ -11,27 +11,27 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_format import Task
-from services.env_gateway.adapters import database_dump as dump
-from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
-from services.env_gateway.adapters.fleet.screen import parse_screenshot
-from services.env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
-from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
-from services.env_gateway.adapters.mcp.session import McpSession
-from services.env_gateway.adapters.mcp.stdio import StdioInstance
-from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
-from services.env_gateway.api.episode_service import conversation_of
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import ScreenConfig
-from services.env_gateway.config.openenv import OpenEnvConfig
-from services.env_gateway.episodes.episode_session import MediaStore
-from services.env_gateway.grading import grader
-from services.env_gateway.grading.passed_text import PassedText
-from services.env_gateway.large_values import dump_json_aside
-from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
-from services.env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
-from services.env_gateway.verify.protocol import MessageBudget
-from services.env_gateway.verify.verifier_process import VerifierProcess
+from flotilla_common.tasks.task_format import Task
+from flotilla_env_gateway.adapters import database_dump as dump
+from flotilla_env_gateway.adapters.embedded.backend import EmbeddedInstance
+from flotilla_env_gateway.adapters.fleet.screen import parse_screenshot
+from flotilla_env_gateway.adapters.fleet.wire import InitialState, SnapshotCache
+from flotilla_env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
+from flotilla_env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.adapters.mcp.stdio import StdioInstance
+from flotilla_env_gateway.adapters.openenv.instance import OpenEnvInstance
+from flotilla_env_gateway.api.episode_service import conversation_of
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import ScreenConfig
+from flotilla_env_gateway.config.openenv import OpenEnvConfig
+from flotilla_env_gateway.episodes.episode_session import MediaStore
+from flotilla_env_gateway.grading import grader
+from flotilla_env_gateway.grading.passed_text import PassedText
+from flotilla_env_gateway.large_values import dump_json_aside
+from flotilla_env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
+from flotilla_env_gateway.tools.computer_tool import Screen, keep_unscaled, make_media
+from flotilla_env_gateway.verify.protocol import MessageBudget
+from flotilla_env_gateway.verify.verifier_process import VerifierProcess
 
 MOST = 0.1
 # The least of so many: returning the pages of a large text to the system is charged to whichever

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from environments.reference_policies import plan_calls
+from flotilla_environments.reference_policies import plan_calls
 from tests.support.environment_processes import environment_command
 from tests.support.started_process import end_process, start_process
 
@@ -49,7 +49,7 @@ __all__ = [
 def emulating(*options: str, **variables: str) -> Generator[str]:
     """The emulator's address; its standard error must stay empty."""
     process, line = start_process(
-        environment_command("-m", "environments.fleet_emulator", *options),
+        environment_command("-m", "flotilla_environments.fleet_emulator", *options),
         stderr=subprocess.PIPE,
         env=os.environ | variables,
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.reference_policies import plan_calls
-from environments.task_generator import draw_scenario
+from flotilla_environments.api import ENV_KEYS, Instance, ToolError, open_instance
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import draw_scenario
 
 WRITES = {"book_room", "cancel_booking", "close_issue", "assign_issue", "create_order"}
 

@@ -1,6 +1,6 @@
 """Lists of words, and the part of each that is never trained on."""
 
-from environments.name_lists import LISTS, split_pool
+from flotilla_environments.name_lists import LISTS, split_pool
 
 
 def test_no_word_is_in_two_lists() -> None:

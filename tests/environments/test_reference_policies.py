@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from environments.api import ENV_KEYS, open_instance
-from environments.reference_policies import play_randomly, solve_task
-from environments.task_generator import SPLITS, make_data_id
-from environments.tasks import make_task
+from flotilla_environments.api import ENV_KEYS, open_instance
+from flotilla_environments.reference_policies import play_randomly, solve_task
+from flotilla_environments.task_generator import SPLITS, make_data_id
+from flotilla_environments.tasks import make_task
 from tests.support.verifier_dialect import grade
 
 RANDOM_EPISODES = 2100

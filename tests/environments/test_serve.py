@@ -17,9 +17,9 @@ from mcp import MCPError
 from mcp.client import Client
 from mcp.types import ImageContent, TextContent
 
-from environments.api import Picture, open_instance
-from environments.reference_policies import plan_calls
-from environments.task_generator import draw_scenario
+from flotilla_environments.api import Picture, open_instance
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import draw_scenario
 from tests.support.environment_processes import environment_command
 from tests.support.started_process import started
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ CALL = {"accept": "application/json, text/event-stream", "content-type": "applic
 
 @contextmanager
 def serving(*options: str, **variables: str) -> Generator[tuple[subprocess.Popen[str], str]]:
-    command = environment_command("-m", "environments.serve", *options)
+    command = environment_command("-m", "flotilla_environments.serve", *options)
     environ = os.environ | variables
     with started(command, stderr=subprocess.PIPE, env=environ) as (process, line):
         yield process, json.loads(line)["url"]
@@ -292,7 +292,7 @@ def test_a_token_is_required_and_sigterm_ends_the_server_with_success() -> None:
 def test_the_server_ends_with_its_parent() -> None:
     program = (
         "import subprocess, sys, time\n"
-        "server = subprocess.Popen([sys.executable, '-m', 'environments.serve',"
+        "server = subprocess.Popen([sys.executable, '-m', 'flotilla_environments.serve',"
         " '--die-with-parent'], stdin=subprocess.DEVNULL)\n"
         "print(server.pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -331,7 +331,7 @@ def test_a_port_in_use_is_named() -> None:
     with serving() as (_, address):
         port = address.rsplit(":", 1)[1]
         second = subprocess.run(
-            [sys.executable, "-m", "environments.serve", "--port", port],
+            [sys.executable, "-m", "flotilla_environments.serve", "--port", port],
             capture_output=True,
             text=True,
             timeout=60,

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from environments.fleet_booking.app import KEY
-from environments.gsm8k.__main__ import RULES
-from environments.gsm8k.__main__ import main as write_questions
-from environments.tasks import main as write_tasks
-from services.common.tasks.task_checks import Outcome, read_checks
-from services.launcher.cli.data_check import CheckOptions, check_data
-from services.reading.play.solutions import Solution, SolutionCall, format_solutions
+from flotilla_common.tasks.task_checks import Outcome, read_checks
+from flotilla_environments.fleet_booking.app import KEY
+from flotilla_environments.gsm8k.__main__ import RULES
+from flotilla_environments.gsm8k.__main__ import main as write_questions
+from flotilla_environments.tasks import main as write_tasks
+from flotilla_launcher.cli.data_check import CheckOptions, check_data
+from flotilla_reading.play.solutions import Solution, SolutionCall, format_solutions
 from tests.environments.fleet_booking.task_file import (
     DRAWN_REFERENCE,
     OVERLOOKED,

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from environments.api import ENV_KEYS
-from environments.name_lists import LISTS, split_pool
-from environments.task_generator import Split, draw_scenario, make_data_id
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.name_lists import LISTS, split_pool
+from flotilla_environments.task_generator import Split, draw_scenario, make_data_id
 
 NOVEL = {word for words in LISTS.values() for word in split_pool(words)[1]}
 
@@ -19,7 +19,7 @@ def test_ids_are_drawn_again_for_every_task() -> None:
 
 def test_a_scenario_is_the_same_in_every_process() -> None:
     program = (
-        "from environments.task_generator import *\n"
+        "from flotilla_environments.task_generator import *\n"
         "print([draw_scenario(k, 'heldout-000007') for k in APPS])"
     )
     printed = subprocess.run(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from environments.api import ENV_KEYS
-from environments.task_generator import draw_scenario
-from environments.tasks import TaskError, load_tasks, make_task, make_tasks, normalize_task
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.task_generator import draw_scenario
+from flotilla_environments.tasks import TaskError, load_tasks, make_task, make_tasks, normalize_task
 
 TASK = {"key": "k", "prompt": "p", "env_id": "shop"}
 
@@ -98,7 +98,15 @@ def test_a_bad_task_file_is_refused(tmp_path: Path, content: str, message: str) 
 
 def test_the_command_writes_a_file_that_loads(tmp_path: Path) -> None:
     out = tmp_path / "sub" / "train.json"
-    command = [sys.executable, "-m", "environments.tasks", "--split", "train", "--count", "6"]
+    command = [
+        sys.executable,
+        "-m",
+        "flotilla_environments.tasks",
+        "--split",
+        "train",
+        "--count",
+        "6",
+    ]
     subprocess.run([*command, "--start", "3", "--out", str(out)], check=True, timeout=30)
     tasks = load_tasks(out)
     assert [task["env_id"] for task in tasks] == list(ENV_KEYS) * 2

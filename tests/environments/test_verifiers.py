@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import environments
-from environments.api import Instance, ToolError, open_instance
-from environments.local_verifier import run_verifier
-from environments.reference_policies import plan_calls
-from environments.task_generator import ALL_APPS, Scenario, draw_scenario
-from environments.tasks import verifier_source
+from flotilla_environments.api import Instance, ToolError, open_instance
+from flotilla_environments.local_verifier import run_verifier
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import ALL_APPS, Scenario, draw_scenario
+from flotilla_environments.tasks import verifier_source
 from tests.support.verifier_dialect import grade
 
 ROOT = Path(environments.__file__).parent

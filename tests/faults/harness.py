@@ -14,24 +14,24 @@ from typing import Any
 
 import psutil
 
-from environments.task_generator import APPS
-from environments.tasks import make_tasks
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.weights.shared_memory import SHARED_MEMORY
-from services.launcher.security import launcher_address
-from services.learner.journal.row_codec import count_fates
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.weights.shared_memory import SHARED_MEMORY
+from flotilla_environments.task_generator import APPS
+from flotilla_environments.tasks import make_tasks
+from flotilla_launcher.security import launcher_address
+from flotilla_learner.journal.row_codec import count_fates
 from tests.support.launcher import left_running, start_cli
 from tests.support.waiting import until
 
 # A busy machine takes ten times as long as an idle one.
 LIMIT_S = 120.0
-LAUNCHER = "services.launcher"
-GATEWAY = "services.env_gateway"
-ENVIRONMENTS = "environments.serve"
-LEARNER = "services.learner"
-RANK = "services.learner.rank"
-WEIGHTS = "services.learner.weights.weight_server"
-VLLM_ROLLOUT = "services.rollout"
+LAUNCHER = "flotilla_launcher"
+GATEWAY = "flotilla_env_gateway"
+ENVIRONMENTS = "flotilla_environments.serve"
+LEARNER = "flotilla_learner"
+RANK = "flotilla_learner.rank"
+WEIGHTS = "flotilla_learner.weights.weight_server"
+VLLM_ROLLOUT = "flotilla_rollout"
 TASKS = 60
 # What vLLM calls the process that holds the model.
 ENGINE = "VLLM::EngineCore"

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.app import run_learner
-from services.learner.config.judge import JudgeConfig
-from services.learner.dependencies import LearnerDependencies
-from services.learner.judge.group_judge import GroupJudge, open_group_judge
-from services.learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.app import run_learner
+from flotilla_learner.config.judge import JudgeConfig
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.judge.group_judge import GroupJudge, open_group_judge
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
@@ -44,7 +44,7 @@ def learner_words(
 
 def open_judge(config: JudgeConfig) -> GroupJudge:
     """Its client is imported by runs with a judge alone."""
-    from services.learner.judge.adapters.chat_judge import ChatJudge
+    from flotilla_learner.judge.adapters.chat_judge import ChatJudge
 
     return open_group_judge(
         ChatJudge(config), config, lambda ids: " ".join(f"w{each}" for each in ids)

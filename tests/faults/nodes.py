@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.security import certificates
+from flotilla_launcher.security import certificates
 from tests.faults.harness import ROLLOUT
 from tests.support.outsiders import RUN, beyond_loopback, run
 
@@ -40,7 +40,7 @@ class Nodes:
         self, service: str, *arguments: str, module: str | None = None, limit_s: float = _START_S
     ) -> Node:
         """Until it serves. Its log is `SERVICE.log`."""
-        module = module or (ROLLOUT if service == "rollout" else f"services.{service}")
+        module = module or (ROLLOUT if service == "rollout" else f"flotilla_{service}")
         run_dir, listen = str(self.folder), f"{beyond_loopback()}:0"
         log = self.folder.with_name(f"{service}.log")
         process = await self._run(
@@ -51,7 +51,7 @@ class Nodes:
     async def further(self, learner: Node, *arguments: str) -> asyncio.subprocess.Process:
         """A second machine of the learner, with a folder of its own."""
         return await self.second_machine(
-            "learner", "services.learner.ranks", learner.address, *arguments
+            "learner", "flotilla_learner.ranks", learner.address, *arguments
         )
 
     async def second_machine(

@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig, parse_shared
-from services.common.weights.fingerprint import TokenizerDigests, tokenizer_digest
-from services.learner.config.learner import LearnerConfig
-from services.learner.groups.batcher import build_train_batch
-from services.learner.imitation.demonstration_set import load_demonstrations, make_batch
-from services.learner.imitation.step_schedule import StepSchedule
-from services.learner.journal.schema import Plan
-from services.learner.journal.store import Journal, open_journal
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import TrainBatch
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import PolicyConfig, parse_shared
+from flotilla_common.weights.fingerprint import TokenizerDigests, tokenizer_digest
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.imitation.demonstration_set import load_demonstrations, make_batch
+from flotilla_learner.imitation.step_schedule import StepSchedule
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import TrainBatch
 from tests.faults.harness import FaultRun
 from tests.support.checkpoints import save_ranks
 

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common.process.service_main import Runtime, run_service_process
-from services.rollout.__main__ import DOC, load
-from services.rollout.config.rollout import RolloutConfig
-from services.wire.registry import load_registry
+from flotilla_common.process.service_main import Runtime, run_service_process
+from flotilla_common.wire.registry import load_registry
+from flotilla_rollout.__main__ import DOC, load
+from flotilla_rollout.config.rollout import RolloutConfig
 
 if TYPE_CHECKING:
-    from services.rollout.tokenizer_port import Tokenizer
+    from flotilla_rollout.tokenizer_port import Tokenizer
 
 TURN_S = 0.1
 ROPE = "FLOTILLA_TEST_ROPE_THETA"
@@ -30,8 +30,8 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     # The tokenizer does without it, and importing it would take most of a test's time.
     modules: dict[str, Any] = sys.modules
     modules["torch"] = None
-    from services.common.adapters import model_hub
-    from services.rollout.adapters import fake
+    from flotilla_common.adapters import model_hub
+    from flotilla_rollout.adapters import fake
     from tests.faults import small_policy
     from tests.faults.small_engine import SmallEngine
 

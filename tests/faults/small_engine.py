@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from environments.reference_policies import plan_calls
-from services.common.images.picture import ShownPicture
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.ports import EngineDead, EngineError
-from services.rollout.tokenizer_port import Tokenizer
-from services.rollout.types import Completion, PolicySpan, Publication, Sampling
+from flotilla_common.images.picture import ShownPicture
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.ports import EngineDead, EngineError
+from flotilla_rollout.tokenizer_port import Tokenizer
+from flotilla_rollout.types import Completion, PolicySpan, Publication, Sampling
 from tests.faults.small_policy import Array, token_logprobs
 
 ANSWER = "<|im_start|>assistant\n"

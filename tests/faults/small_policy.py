@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tools.tiny_policy.tokenizer import TURN_END, save_tokenizer, train_tokenizer
+from flotilla_environments.tiny_policy.tokenizer import TURN_END, save_tokenizer, train_tokenizer
 
 # vLLM has no kernel for narrower heads.
 HIDDEN, HEADS, HEAD_WIDTH, FEED_FORWARD, VOCABULARY = 64, 2, 32, 96, 1024

@@ -37,7 +37,7 @@ OTHERS = {
     "APP_LOGIN": "canary-app-0123456789abcdef",
 }
 # Who starts all the others, and hands to each what it has a use for.
-HOLDERS = {"services.launcher.cli.app", LAUNCHER}
+HOLDERS = {"flotilla_launcher.cli.app", LAUNCHER}
 # All that anybody else may have in its environment.
 GIVEN = {
     GATEWAY: {"APP_LOGIN"},

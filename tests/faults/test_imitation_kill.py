@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.run_folder.journal_file import BEGAN_WITH
-from services.common.weights.fingerprint import tokenizer_digest
-from services.reading.demonstrations.acceptance import AcceptanceRules
-from services.reading.demonstrations.run_episodes import make_demonstrations
+from flotilla_common.run_folder.journal_file import BEGAN_WITH
+from flotilla_common.weights.fingerprint import tokenizer_digest
+from flotilla_reading.demonstrations.acceptance import AcceptanceRules
+from flotilla_reading.demonstrations.run_episodes import make_demonstrations
 from tests.faults.harness import GATEWAY, LEARNER, NOTICE_SOON, RANK, VLLM_ROLLOUT, FaultRun
 from tests.reading.inspector.made_runs import MadeAttempt, conversation, open_run
 from tests.support.checkpoints import saved_state

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.rpc.free_ports import free_port
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.store import open_journal
 from tests.faults.learner_process import learner_words
 from tests.support.fake_ranks import FakeRanks
 from tests.support.process_forge import ProcessForge

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.rpc.free_ports import free_port
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.store import open_journal
 from tests.faults.learner_process import MOMENTS, STEPS, learner_words
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker

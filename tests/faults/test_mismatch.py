@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.guard.mismatch_report import REPORT_FILE
+from flotilla_learner.guard.mismatch_report import REPORT_FILE
 from tests.faults.harness import FaultRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

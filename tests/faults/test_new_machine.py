@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.learner.checkpoints.adapters.fsspec_store import open_store
-from services.learner.checkpoints.remote_layout import stamps
-from services.learner.ports import RemoteStore
+from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
+from flotilla_learner.checkpoints.remote_layout import stamps
+from flotilla_learner.ports import RemoteStore
 from tests.faults.harness import GATEWAY, LEARNER, RANK, ROLLOUT, FaultRun
 from tests.support.remote_checkpoints import BUCKET, s3_server
 

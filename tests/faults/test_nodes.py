@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_server import WeightServerConfig
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_server import WeightServerConfig
 from tests.faults.harness import spec
 from tests.faults.nodes import nodes
 from tests.support.every_rpc import of_service, refusals
@@ -56,7 +56,7 @@ async def test_a_run_of_three_nodes_trains_under_tls_and_refuses_strangers(
 
 
 async def test_the_weight_server_refuses_strangers_too(tmp_path: Path) -> None:
-    weights = PublicationChild("services.learner.weights.weight_server", tmp_path / "weights.log")
+    weights = PublicationChild("flotilla_learner.weights.weight_server", tmp_path / "weights.log")
     tls = run().tls_for("learner").to_text()
     try:
         address = await weights.start_process(

@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2, group_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.weights.shared_memory import SHARED_MEMORY
-from services.launcher.agent.agent import DEFAULT_LEFT_S
-from services.launcher.agent_protocol import EXIT_PREEMPTED
-from services.learner.checkpoints.adapters.fsspec_store import open_store
-from services.learner.checkpoints.remote_layout import Stamp, stamps
+from flotilla_common.rpc import rpc
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.weights.shared_memory import SHARED_MEMORY
+from flotilla_launcher.agent.agent import DEFAULT_LEFT_S
+from flotilla_launcher.agent_protocol import EXIT_PREEMPTED
+from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
+from flotilla_learner.checkpoints.remote_layout import Stamp, stamps
 from tests.faults.harness import LIMIT_S, runs, spec
 from tests.faults.watched import MACHINES, NOTICE, OUTPUT
 from tests.support.launcher import TOKEN, ServedLauncher, serving
@@ -82,7 +82,7 @@ class Rented:
     async def take_away(self, machine: str) -> None:
         """Give notice, and return when its watcher has ended, which has to be in time."""
         folder = self.machines / machine
-        watchers = [p for p in processes(folder) if "services.launcher.agent" in command_of(p)]
+        watchers = [p for p in processes(folder) if "flotilla_launcher.agent" in command_of(p)]
         assert watchers, self.state()
         began = time.monotonic()
         (folder / NOTICE).touch()

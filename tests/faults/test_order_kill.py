@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc.free_ports import free_port
-from services.common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
 from tests.faults.learner_process import MOMENTS, learner_words
 from tests.support.learner import FakeWorker
 from tests.support.process_forge import ProcessForge

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.ports import LaunchSpec
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.ports import LaunchSpec
 from tests.faults.harness import runs
 
 # A child that shows nothing of its origin, as an engine process that has named itself.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.faults.harness import VLLM_ROLLOUT, spec
 from tests.faults.nodes import Node, Nodes, nodes
 from tests.support.outsiders import beyond_loopback
@@ -30,7 +30,7 @@ async def running(
     async with nodes(folder, wish) as started:
         gateway = await started.start("env_gateway")
         learner = await started.start("learner")
-        machine = await started.second_machine("rollout", "services.rollout.nodes", listen)
+        machine = await started.second_machine("rollout", "flotilla_rollout.nodes", listen)
         peers = ("--peer", f"learner={learner.address}", "--peer", f"env_gateway={gateway.address}")
         rollout = await started.start(
             "rollout", *peers, "--listen", listen, module=VLLM_ROLLOUT, limit_s=_ENGINE_S

@@ -13,7 +13,7 @@ from tests.faults.harness import ENVIRONMENTS, FaultRun, spec
 from tests.launcher.cli.test_app import nothing_left, write_spec
 from tests.support.repository import ROOT
 
-DIGESTS = "environments/verifiers.sha256"
+DIGESTS = "environments/flotilla_environments/verifiers.sha256"
 FLOTILLA = Path(sys.executable).with_name("flotilla")
 # Of ours, of Python's, of vendors'.
 NAMES = (
@@ -23,28 +23,28 @@ NAMES = (
 )
 # They name the interpreter without running a module or a program of ours by it.
 EXCEPTIONS = {
-    "services/common/process/python_command.py",
+    "services/common/flotilla_common/process/python_command.py",
     # A user's command that begins with `python`.
-    "services/launcher/control/prepare_commands.py",
-    "services/env_gateway/adapters/child_process.py",
-    "services/common/process/tied_child.py",
+    "services/launcher/flotilla_launcher/control/prepare_commands.py",
+    "services/env_gateway/flotilla_env_gateway/adapters/child_process.py",
+    "services/common/flotilla_common/process/tied_child.py",
     # By path, and it puts another folder in place of its own.
-    "services/env_gateway/adapters/fleet_openenv/backend.py",
+    "services/env_gateway/flotilla_env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
-    "services/env_gateway/verify/sandbox.py",
-    "services/common/process/tied_children.py",
-    "services/env_gateway/verify/verifier_finder.py",
+    "services/env_gateway/flotilla_env_gateway/verify/sandbox.py",
+    "services/common/flotilla_common/process/tied_children.py",
+    "services/env_gateway/flotilla_env_gateway/verify/verifier_finder.py",
     # Remembers by which interpreter an episode was played.
-    "services/launcher/doctor/canary_results.py",
+    "services/launcher/flotilla_launcher/doctor/canary_results.py",
     # Names the launcher's interpreter for what runs it by `python_command.python_command`.
-    "services/launcher/security/launcher_address.py",
+    "services/launcher/flotilla_launcher/security/launcher_address.py",
     # `sky` is next to the interpreter.
-    "services/launcher/cli/far_run_files.py",
+    "services/launcher/flotilla_launcher/cli/far_run_files.py",
     # Hand an interpreter on to what runs it by `python_command.python_command`.
-    "services/launcher/doctor/run_context.py",
-    "services/launcher/doctor/clouds.py",
+    "services/launcher/flotilla_launcher/doctor/run_context.py",
+    "services/launcher/flotilla_launcher/doctor/clouds.py",
     # Compares its path with a folder that an episode's process does not see.
-    "services/env_gateway/adapters/mcp/episode_process.py",
+    "services/env_gateway/flotilla_env_gateway/adapters/mcp/episode_process.py",
     # Find a program that was installed beside them.
     "tools/requirements.py",
     "tools/model_zoo/registries.py",

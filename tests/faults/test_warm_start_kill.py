@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.weights.fingerprint import tokenizer_digest
+from flotilla_common.weights.fingerprint import tokenizer_digest
 from tests.faults.harness import GATEWAY, HELDOUT, LEARNER, RANK, ROLLOUT, FaultRun
 from tests.faults.replay import replayed
 from tests.support.checkpoints import saved_state

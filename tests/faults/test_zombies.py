@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from services.common.rpc.free_ports import free_port
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.store import open_journal
 from tests.faults.learner_process import STEPS, learner_words
 from tests.support.learner import FakeWorker
 from tests.support.waiting import until

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.packing import PackLayout, make_pack_layout
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import attention
-from services.learner.rank.flash_attention import attend_at_once, runs_on_flash
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.segment_places import SegmentPlaces, place_segments
-from services.learner.rank.trainer import Trainer
+from flotilla_learner.algo.packing import PackLayout, make_pack_layout
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import attention
+from flotilla_learner.rank.flash_attention import attend_at_once, runs_on_flash
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.segment_places import SegmentPlaces, place_segments
+from flotilla_learner.rank.trainer import Trainer
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_prompted_batch
 

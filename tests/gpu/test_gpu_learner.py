@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_learner
-from services.learner.rank.block_compilation import CACHE_VARIABLE
+from flotilla_learner.rank.block_compilation import CACHE_VARIABLE
 from tests.support.repository import ROOT
 
 _SERVICES_ALONE = ("vllm", "renderers", "mcp", "aiohttp", "structlog", "sky", "wandb", "msgspec")

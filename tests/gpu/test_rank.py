@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.tensors.tensor_checksum import checksum64
-from services.common.weights import fingerprint as reference
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.model import score_tokens
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.trainer import Trainer
-from services.learner.rank.weight_slots import WeightSlots
+from flotilla_common.tensors.tensor_checksum import checksum64
+from flotilla_common.weights import fingerprint as reference
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.model import score_tokens
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.rank.weight_slots import WeightSlots
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters
 

@@ -13,12 +13,12 @@ import torch
 from structlog.testing import capture_logs
 from torch.distributed.fsdp import FSDPModule
 
-from services.learner.config.learner import LearnerConfig
-from services.learner.rank import rank_setup
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.sharding import gather_tensor
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import Publication, StepResult
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.rank import rank_setup
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.sharding import gather_tensor
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import Publication, StepResult
 from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.lone_ranks import join_ranks, start_alone
 from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config

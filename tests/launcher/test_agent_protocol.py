@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.launcher.agent_protocol import is_side_log, key_of_node
+from flotilla_launcher.agent_protocol import is_side_log, key_of_node
 
 LEARNER, ROLLOUT = ("learner", 0), ("rollout", 3)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli.run_view import RunBoard, alarm_name
-from services.launcher.run_progress import Alarm, RaisedAlarms
+from flotilla_launcher.cli.run_view import RunBoard, alarm_name
+from flotilla_launcher.run_progress import Alarm, RaisedAlarms
 from tests.support.launcher import serving, spec
 
 LATE = Alarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")

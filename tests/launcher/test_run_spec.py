@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from services.common.process.own_version import own_version
-from services.common.spec.config import ConfigError
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.run_spec import BadSpecError, parse_spec
+from flotilla_common.process.own_version import own_version
+from flotilla_common.spec.config import ConfigError
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.run_spec import BadSpecError, parse_spec
 from tests.support.launcher import spec
 from tests.support.run_specs import bare_spec
 
@@ -52,6 +52,6 @@ def test_what_a_launcher_adds_to_a_spec_is_in_its_text_and_read() -> None:
 
 def test_further_machines_run_a_module_beside_their_service() -> None:
     named = bare_spec({}, LauncherConfig(modules={"learner": "mine.learner"}))
-    assert bare_spec({}).further_module_of("learner") == "services.learner.ranks"
+    assert bare_spec({}).further_module_of("learner") == "flotilla_learner.ranks"
     assert named.further_module_of("learner") == "mine.learner.ranks"
-    assert named.further_module_of("rollout") == "services.rollout.nodes"
+    assert named.further_module_of("rollout") == "flotilla_rollout.nodes"

@@ -7,9 +7,9 @@ import asyncio
 import sys
 from typing import Any
 
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.http_transport import HttpTransport
-from services.env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.http_transport import HttpTransport
+from flotilla_env_gateway.adapters.mcp.session import McpSession
 
 _TIMEOUT_S = 20.0
 _ARGUMENTS: dict[str, dict[str, Any]] = {"add_numbers": {"a": 5, "b": 3}}

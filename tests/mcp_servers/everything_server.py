@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.mcp_servers.public_servers import npm_command
 
 _START_S = 30.0

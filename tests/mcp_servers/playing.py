@@ -10,13 +10,13 @@ from itertools import cycle, islice
 from typing import Any, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.rpc import rpc
-from services.env_gateway.clients.connection import (
+from flotilla_common.rpc import rpc
+from flotilla_env_gateway.clients.connection import (
     GatewayConnection,
     borrow_connection,
     return_connection,
 )
-from services.env_gateway.clients.episode import (
+from flotilla_env_gateway.clients.episode import (
     EpisodeClient,
     EpisodeGrade,
     ToolAnswer,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.task_checks import Outcome, read_checks
+from flotilla_common.tasks.task_checks import Outcome, read_checks
 from tests.mcp_servers.public_servers import SERVERS, PublicServer
 from tests.support.launcher import forged_command
 
@@ -21,7 +21,7 @@ BY_ANSWER = ("everything", "time", "calculator")
 
 
 def flotilla(folder: Path, *words: str) -> tuple[int, str]:
-    command = forged_command("-m", "services.launcher.cli.app", *words)
+    command = forged_command("-m", "flotilla_launcher.cli.app", *words)
     done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
     assert "Traceback (most recent call last)" not in done.stdout, done.stdout
     return done.returncode, done.stdout

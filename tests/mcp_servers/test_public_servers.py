@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.ports import Media
+from flotilla_env_gateway.ports import Media
 from tests.mcp_servers.left_behind import assert_soon, find_processes, kill_server, list_folders
 from tests.mcp_servers.playing import (
     Part,

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture import PlacedPicture
-from services.common.images.picture_files import read_picture
-from services.common.images.placeholders import check_places
-from services.common.rpc import rpc
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.env_gateway.ports import Media
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.model_files import ModelFiles, read_model_folder
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.episodes.episode import Attempt, AttemptRunner
-from services.rollout.types import Sampling
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture import PlacedPicture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.placeholders import check_places
+from flotilla_common.rpc import rpc
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_env_gateway.ports import Media
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.adapters.model_files import ModelFiles, read_model_folder
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.episodes.episode import Attempt, AttemptRunner
+from flotilla_rollout.types import Sampling
 from tests.mcp_servers.playing import Part, connected, play_alone
 from tests.mcp_servers.public_servers import SERVERS
 from tests.mcp_servers.public_tasks import Play

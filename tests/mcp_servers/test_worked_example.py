@@ -57,7 +57,7 @@ def test_every_command_shows_what_the_page_shows(engine_folder: Path, tmp_path: 
         (tmp_path / name).symlink_to(target)
     flotilla = tmp_path / "bin/flotilla"
     flotilla.parent.mkdir()
-    flotilla.write_text(f'#!/bin/sh\nexec {sys.executable} -m services.launcher.cli.app "$@"\n')
+    flotilla.write_text(f'#!/bin/sh\nexec {sys.executable} -m flotilla_launcher.cli.app "$@"\n')
     flotilla.chmod(0o755)
     commands = list_commands()
     assert [command.split()[0] for command, _ in commands] == [

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
+from flotilla_learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import Packed, agree, chosen, each
 

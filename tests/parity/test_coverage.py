@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.losses import LOSSES
-from services.learner.algo.reductions import REDUCTIONS
-from services.learner.config.algorithm import CorrectionConfig, KlConfig
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.losses import LOSSES
+from flotilla_learner.algo.reductions import REDUCTIONS
+from flotilla_learner.config.algorithm import CorrectionConfig, KlConfig
 from tests.parity import test_advantages, test_losses, test_step, test_terms
 from tests.parity.support import CASES, PEERS
 
@@ -49,7 +49,7 @@ COMPARED = {
 
 def names_of_this_project(names: Iterable[str], get: Callable[[str], Any]) -> set[str]:
     """Without what the tests of plugins may have registered."""
-    return {name for name in names if get(name).__module__.startswith("services.learner.algo")}
+    return {name for name in names if get(name).__module__.startswith("flotilla_learner.algo")}
 
 
 def settings_with_a_peer() -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.gae import whiten
-from services.learner.algo.kl import kl_penalty
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.gae import whiten
+from flotilla_learner.algo.kl import kl_penalty
+from flotilla_learner.config.algorithm import AlgorithmConfig
 from tests.parity.support import Packed, agree, case, differ, gradient_of
 from tests.parity.test_advantages import episodes, grouped_episodes, outcome_advantages
 from tests.parity.test_losses import CORRECTED, LOSSES, configured, ours

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.learner.algo.held_tokens import UpdateTokens
-from services.learner.algo.losses import LOSSES as REGISTERED
-from services.learner.algo.objective import Objective, PackTokens
-from services.learner.algo.reductions import REDUCTIONS
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.held_tokens import UpdateTokens
+from flotilla_learner.algo.losses import LOSSES as REGISTERED
+from flotilla_learner.algo.objective import Objective, PackTokens
+from flotilla_learner.algo.reductions import REDUCTIONS
+from flotilla_learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import TOLERANCE, Packed, agree, chosen, each, gradient_of
 from tests.parity.support import case as named

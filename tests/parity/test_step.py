@@ -9,13 +9,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.parity import tiny
 from tests.parity.fixtures import Case
 from tests.parity.support import chosen, each

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.learner.algo.corrections import Correction, CorrectionInput, compute_correction
-from services.learner.algo.critic import clipped_value_loss
-from services.learner.algo.kl import kl_penalty, kl_rewards
-from services.learner.algo.logprob_head import fused_policy_loss
-from services.learner.algo.overlong import soft_penalties
-from services.learner.algo.reductions import REDUCTIONS
-from services.learner.config.algorithm import CorrectionConfig, KlConfig, OverlongConfig
+from flotilla_learner.algo.corrections import Correction, CorrectionInput, compute_correction
+from flotilla_learner.algo.critic import clipped_value_loss
+from flotilla_learner.algo.kl import kl_penalty, kl_rewards
+from flotilla_learner.algo.logprob_head import fused_policy_loss
+from flotilla_learner.algo.overlong import soft_penalties
+from flotilla_learner.algo.reductions import REDUCTIONS
+from flotilla_learner.config.algorithm import CorrectionConfig, KlConfig, OverlongConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import Packed, agree, chosen, each, gradient_of
 from tests.parity.test_losses import NORM_TOKENS, configured, ours

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
-from services.reading.attempt_filter import AttemptFilter
-from services.reading.attempts import NothingFoundError, query_attempts
-from services.reading.demonstrations.acceptance import AcceptanceRules
-from services.reading.demonstrations.run_episodes import make_demonstrations
-from services.reading.evaluation.evaluated_attempts import EvaluationError
-from services.reading.evaluation.run_evaluations import read_evaluation
-from services.reading.inspector.queries.episodes import EpisodeShelf, RunTokenizer
-from services.reading.inspector.queries.group_rows import group_rows
-from services.reading.inspector.queries.run_folders import NotFoundError, describe_run, read_journal
-from services.reading.inspector.queries.step_pages import list_evals, read_eval, read_step
-from services.reading.kept_episodes import read_dumped_rows
-from services.reading.report.run_facts import read_run
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from flotilla_reading.attempt_filter import AttemptFilter
+from flotilla_reading.attempts import NothingFoundError, query_attempts
+from flotilla_reading.demonstrations.acceptance import AcceptanceRules
+from flotilla_reading.demonstrations.run_episodes import make_demonstrations
+from flotilla_reading.evaluation.evaluated_attempts import EvaluationError
+from flotilla_reading.evaluation.run_evaluations import read_evaluation
+from flotilla_reading.inspector.queries.episodes import EpisodeShelf, RunTokenizer
+from flotilla_reading.inspector.queries.group_rows import group_rows
+from flotilla_reading.inspector.queries.run_folders import NotFoundError, describe_run, read_journal
+from flotilla_reading.inspector.queries.step_pages import list_evals, read_eval, read_step
+from flotilla_reading.kept_episodes import read_dumped_rows
+from flotilla_reading.report.run_facts import read_run
 from tests.reading.inspector.made_runs import MadeAttempt, conversation, open_run, run_apart
 
 TRAINED, EVALUATED, EVAL = "g000000r0", "before-1-0-heldout-00001", "before-1-0"

@@ -16,17 +16,17 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
-from services.common.domain.attempts import Purpose
-from services.common.episodes.episode_rows import key_of_row
-from services.common.process.python_command import python_command
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.launcher.cli.app import app
-from services.learner.group_types import GroupSpec, Lease
-from services.learner.journal.store import open_journal
-from services.learner.sampling.tasks import Task
-from services.reading.attempt_filter import AttemptFilter
-from services.reading.kept_episodes import KeptEpisodes
+from flotilla_common.domain.attempts import Purpose
+from flotilla_common.episodes.episode_rows import key_of_row
+from flotilla_common.process.python_command import python_command
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_launcher.cli.app import app
+from flotilla_learner.group_types import GroupSpec, Lease
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.sampling.tasks import Task
+from flotilla_reading.attempt_filter import AttemptFilter
+from flotilla_reading.kept_episodes import KeptEpisodes
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
@@ -39,7 +39,7 @@ def export(
     run: str = "run",
     command: Callable[..., Sequence[str]] = forged_command,
 ) -> subprocess.CompletedProcess[str]:
-    program = command("-m", "services.launcher.cli.app", "export-trajectories", run)
+    program = command("-m", "flotilla_launcher.cli.app", "export-trajectories", run)
     given = ("--runs", str(tmp_path), *arguments)
     return subprocess.run([*program, *given], cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from transformers import Qwen3Config
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
-from services.rollout.__main__ import check_dialect
-from services.rollout.adapters.model_files import ModelFiles, read_model_folder
-from services.rollout.config.rollout import DialectConfig, RolloutConfig
-from services.rollout.types import PromptFacts, Tool
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_rollout.__main__ import check_dialect
+from flotilla_rollout.adapters.model_files import ModelFiles, read_model_folder
+from flotilla_rollout.config.rollout import DialectConfig, RolloutConfig
+from flotilla_rollout.types import PromptFacts, Tool
 from tests.rollout.dialects.templates import (
     GEMMA,
     MISTRAL,
@@ -26,7 +27,6 @@ from tests.rollout.dialects.templates import (
     tokenizer_with,
     vision_ids,
 )
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VOCABULARY = 384
 

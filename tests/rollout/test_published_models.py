@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.rollout.__main__ import check_dialect
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_rollout.__main__ import check_dialect
+from flotilla_rollout.config.rollout import RolloutConfig
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 

@@ -19,11 +19,12 @@ from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
-from services.common.domain.policy import PolicyId
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import compute_fingerprint
-from services.common.weights.sampler_reference import write_reference
-from services.wire.policy import encode_policy
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import compute_fingerprint
+from flotilla_common.weights.sampler_reference import write_reference
+from flotilla_common.wire.policy import encode_policy
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 from tests.rollout.adapters.tinker_turns import COLLECTED, ScriptedTurns, save_weights
 from tests.support.fake_peers import TOKEN, FakeGateway, FakeLearner, lease, served
 from tests.support.faulty_tinker import faulty_tinker
@@ -31,7 +32,6 @@ from tests.support.repository import ROOT
 from tests.support.tinker_front import KEY, serving_front
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import ScriptedTrainer
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 pytestmark = COLLECTED
 _LIMIT_S = 100.0
@@ -82,7 +82,7 @@ async def _working(spec: Path, address: str) -> AsyncGenerator[None]:
     """Run a worker with these peers during the block, and drain it."""
     log = spec.with_name("worker.log")
     own = {"FLOTILLA_TOKEN": TOKEN, "TINKER_API_KEY": KEY, "TINKER_TELEMETRY": "0"}
-    words = ["-m", "services.rollout", "--config", str(spec)]
+    words = ["-m", "flotilla_rollout", "--config", str(spec)]
     words += ["--run-dir", str(spec.with_name("run"))]
     for peer in ("learner", "env_gateway"):
         words += ["--peer", f"{peer}={address}"]

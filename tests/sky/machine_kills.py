@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.state import LEARNER, SERVICES
+from flotilla_launcher.state import LEARNER, SERVICES
 from tests.sky.session import SkySession
 from tests.sky.whole_run import UP_S, Site, WholeRun, launched, materials, spec, started
 

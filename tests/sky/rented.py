@@ -21,10 +21,10 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.launcher.doctor.probe_list import PROBES
-from services.launcher.security import launcher_address
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from flotilla_common.rpc import rpc
+from flotilla_launcher.doctor.probe_list import PROBES
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.session import SkySession
 
@@ -147,7 +147,7 @@ async def launcher(runs: Path) -> AsyncGenerator[Rented]:
     python_path = f"{ROOT}:{ROOT / 'gen'}"
     with (runs / "launcher.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            *(sys.executable, "-m", "flotilla_launcher", "--runs", str(runs)),
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": python_path},
             stdin=asyncio.subprocess.DEVNULL,

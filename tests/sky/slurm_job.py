@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
 from tests.faults import harness
 from tests.sky.box import Box, Layout
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON

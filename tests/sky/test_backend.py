@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.backends.sky import names
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.adapters.clouds_probe import probe_sky
-from services.launcher.doctor.findings import Status
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
+from flotilla_launcher.backends.ports import BackendError, LaunchSpec
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.doctor.adapters.clouds_probe import probe_sky
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, ReplicaKey
 from tests.sky.box.layout import ROOT
 from tests.sky.session import SkySession
 from tests.support.run_specs import bare_spec

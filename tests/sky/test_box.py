@@ -25,7 +25,7 @@ SMALL = Layout(
     cpu_nodes=1,
     runtimes=False,
 )
-_IMPORTS = "import torch, vllm, services.learner, flotilla, socket; print(socket.gethostname())"
+_IMPORTS = "import torch, vllm, flotilla_learner, flotilla, socket; print(socket.gethostname())"
 _START = "from tests.sky.test_box import SMALL, Box; Box(SMALL).start(); print(flush=True); input()"
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.ports import BackendUnreachable, CapacityError, LaunchSpec
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.backends.ports import BackendUnreachable, CapacityError, LaunchSpec
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec
 from tests.sky.session import SkySession

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.state import LEARNER, ROLLOUT
+from flotilla_launcher.state import LEARNER, ROLLOUT
 from tests.sky.session import SkySession
 from tests.sky.test_whole_run import check_gone
 from tests.sky.whole_run import UP_S, Site, launched, materials, spec, started
@@ -19,8 +19,8 @@ pytestmark = [
     # SkyPilot uses deprecated parts of its own dependencies.
     pytest.mark.filterwarnings("ignore"),
 ]
-NODES = "services.learner.ranks"
-ENGINE_NODES = "services.rollout.nodes"
+NODES = "flotilla_learner.ranks"
+ENGINE_NODES = "flotilla_rollout.nodes"
 # Long enough for a look at the nodes.
 STEPS = 10
 
@@ -44,8 +44,8 @@ async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> N
     [second] = [node for node, services in run.working().items() if NODES in services]
     assert first != second
     # Of several, a node has only its ranks: the service itself runs once.
-    assert "services.learner" in run.working()[first]
-    assert "services.learner" not in run.working()[second]
+    assert "flotilla_learner" in run.working()[first]
+    assert "flotilla_learner" not in run.working()[second]
     ended = await run.ended()
     assert ended.outcome == pb.OUTCOME_COMPLETED
     await check_gone(run, ended)
@@ -69,8 +69,8 @@ async def test_a_rollout_on_two_nodes_samples_with_one_engine_and_leaves_nothing
     [second] = [node for node, services in run.working().items() if ENGINE_NODES in services]
     assert first != second
     # Of several, a node has only its workers: the service itself runs once.
-    assert "services.rollout" in run.working()[first]
-    assert "services.rollout" not in run.working()[second]
+    assert "flotilla_rollout" in run.working()[first]
+    assert "flotilla_rollout" not in run.working()[second]
     ended = await run.ended()
     assert ended.outcome == pb.OUTCOME_COMPLETED
     await check_gone(run, ended)

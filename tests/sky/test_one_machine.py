@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.checkpoints.remote_layout import stamps
+from flotilla_learner.checkpoints.remote_layout import stamps
 from tests.faults import harness
 from tests.sky.box.layout import ROOT, SERVICES_PYTHON
 from tests.sky.sdk import launch, logs
@@ -53,7 +53,7 @@ def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks_and_keeps_the_model
 ) -> None:
     sky: Any = import_module("sky")
     plan = ("plan", str(write_spec(made)), "--learner.steps=2", "--one-machine")
-    flotilla = (sys.executable, "-m", "services.launcher.cli.app")
+    flotilla = (sys.executable, "-m", "flotilla_launcher.cli.app")
     command = (*flotilla, *plan, "--out", str(tmp_path))
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     choices = [

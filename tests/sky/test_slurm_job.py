@@ -11,8 +11,8 @@ from tests.sky.slurm_job import NODES, SlurmJob, make_materials, spec
 
 pytestmark = [pytest.mark.sky, pytest.mark.timeout(900)]
 
-RANKS = "services.learner.ranks"
-ENGINE = "services.rollout.nodes"
+RANKS = "flotilla_learner.ranks"
+ENGINE = "flotilla_rollout.nodes"
 # vLLM starts on two nodes that have the same two cores.
 ENGINE_S = 600.0
 TWO = "--nodes=2"
@@ -56,8 +56,8 @@ def test_a_job_on_two_nodes_trains_on_both_and_leaves_nothing(
     first = job.first_node()
     [second] = [node for node, services in job.working().items() if RANKS in services]
     assert first != second
-    assert {"services.learner", "services.env_gateway"} <= {*job.working()[first]}
-    assert "services.learner" not in job.working()[second]
+    assert {"flotilla_learner", "flotilla_env_gateway"} <= {*job.working()[first]}
+    assert "flotilla_learner" not in job.working()[second]
     token = (job.runs / ".identity" / job.run_dir.name / "token").read_text()
     assert token not in job.command_lines()
     job.until(lambda: job.state() in ("COMPLETED", "FAILED"))

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky import task_documents
-from services.launcher.backends.sky.machine_candidates import NO_PORTS, SINGLE_NODE
-from services.launcher.backends.sky.price_catalog import PriceCatalog
-from services.launcher.backends.sky.sdk_prices import SkyPrices
-from services.launcher.config.sky import Machine
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from flotilla_launcher.backends.sky import task_documents
+from flotilla_launcher.backends.sky.machine_candidates import NO_PORTS, SINGLE_NODE
+from flotilla_launcher.backends.sky.price_catalog import PriceCatalog
+from flotilla_launcher.backends.sky.sdk_prices import SkyPrices
+from flotilla_launcher.config.sky import Machine
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
 from tests.support.sky_launches import config, launch
@@ -134,7 +134,7 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
 
 
 def test_a_plan_does_not_wait_for_a_catalog_that_is_not_sent(tmp_path: Path) -> None:
-    words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
+    words = ("-m", "flotilla_launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = subprocess.run(

@@ -20,11 +20,11 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc.tls import Tls, channel_credentials
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.security import certificates
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from flotilla_common.rpc.tls import Tls, channel_credentials
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.security import certificates
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.sky.session import SkySession
 from tests.sky.whole_run import UP_S, Site, WholeRun, launched, materials, spec, started
 from tests.support.canary import Canaries
@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 MODULES = {
-    GATEWAY: "services.env_gateway",
-    LEARNER: "services.learner",
+    GATEWAY: "flotilla_env_gateway",
+    LEARNER: "flotilla_learner",
     ROLLOUT: "tests.faults.rollout_with_small_engine",
 }
 RPCS = {
@@ -75,7 +75,7 @@ async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -
     assert whole.working().keys() == set(nodes.values())
     assert len(set(nodes.values())) == len(SERVICES)
     for service, node in nodes.items():
-        assert {"services.launcher.agent", MODULES[service]} <= set(whole.working()[node])
+        assert {"flotilla_launcher.agent", MODULES[service]} <= set(whole.working()[node])
     await whole.until(lambda _: whole.steps() >= 2)
     for replica in (await whole.get()).replicas:
         await check_refuses_strangers(whole, replica.service, replica.address)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.process.run_child import run_child
-from services.common.rpc import rpc
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.launcher.security import launcher_address
-from services.launcher.security.certificates import LAUNCHER
-from services.learner.checkpoints.remote_layout import stamps
+from flotilla_common.process.run_child import run_child
+from flotilla_common.rpc import rpc
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.security.certificates import LAUNCHER
+from flotilla_learner.checkpoints.remote_layout import stamps
 from tests.faults import harness
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
 from tests.sky.box.namespaces import processes_in
@@ -97,7 +97,7 @@ class Site:
         listen = f"{self.session.layout.address(LOGIN)}:0"
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.launcher"),
+                *(sys.executable, "-m", "flotilla_launcher"),
                 *("--runs", str(self.runs), "--listen", listen),
                 cwd=ROOT,
                 env=variables,
@@ -212,7 +212,7 @@ class WholeRun:
             '#!/bin/sh\ncat "$HOME"/.sky/generated/ssh/* | sed "s|~/|$HOME/|g" > "$0.config"\n'
             'exec /usr/bin/ssh -F "$0.config" "$@"\n',
         )
-        inspect = (sys.executable, "-m", "services.launcher.cli.app", "inspect", self.run_id)
+        inspect = (sys.executable, "-m", "flotilla_launcher.cli.app", "inspect", self.run_id)
         done = await run_child(
             (*inspect, "--runs", str(self.runs), "--bundle", str(out)),
             env={**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"},

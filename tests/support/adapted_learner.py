@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from services.common.domain.policy import PolicyId
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.model import score_tokens
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.weight_slots import WeightSlots
-from services.rollout.types import Publication
+from flotilla_common.domain.policy import PolicyId
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.model import score_tokens
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_rollout.types import Publication
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import make_batch
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.learner.alarms.alarms import Alarms
-from services.learner.alarms.types import Alarm, StepFacts
-from services.learner.config.alarms import AlarmsConfig
+from flotilla_learner.alarms.alarms import Alarms
+from flotilla_learner.alarms.types import Alarm, StepFacts
+from flotilla_learner.config.alarms import AlarmsConfig
 
 CONFIG = AlarmsConfig(window=4, count=16)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import grpc.aio
 
-from services.common.rpc.channel import CallDefaults, Channel
-from services.common.rpc.rpc import DEFAULT_STREAM_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from flotilla_common.rpc.channel import CallDefaults, Channel
+from flotilla_common.rpc.rpc import DEFAULT_STREAM_TIMEOUT_S, DEFAULT_TIMEOUT_S
 
 Source = Callable[[], Mapping[str, str]]
 

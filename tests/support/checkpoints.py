@@ -7,22 +7,22 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from services.common.weights.fingerprint import checksum64
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.rank import RankConfig
-from services.learner.ports import Ranks
-from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.checkpoint import OPTIMIZER
-from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.rank_setup import RankModels
-from services.learner.rank.split_loading import MODEL
-from services.learner.rank.tensor_shards import ShardFolder
-from services.learner.rank.trainer import Trainer
-from services.learner.run_files.rank_record import read_shapes
-from services.learner.types import CheckpointFiles, Publication
+from flotilla_common.weights.fingerprint import checksum64
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.ports import Ranks
+from flotilla_learner.rank.adapter_files import BaseRecord
+from flotilla_learner.rank.checkpoint import OPTIMIZER
+from flotilla_learner.rank.checkpoint_writer import CheckpointWriter
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.rank_setup import RankModels
+from flotilla_learner.rank.split_loading import MODEL
+from flotilla_learner.rank.tensor_shards import ShardFolder
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.run_files.rank_record import read_shapes
+from flotilla_learner.types import CheckpointFiles, Publication
 
 
 def write_checkpoint(

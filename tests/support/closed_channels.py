@@ -9,7 +9,7 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 
 TIMES = 5
 

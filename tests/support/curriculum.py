@@ -4,16 +4,16 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.common.spec.config import parse_config
-from services.learner.config.sampling import SamplingConfig
-from services.learner.sampling.curriculum import Curriculum
-from services.learner.sampling.curriculum_changes import (
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.sampling import SamplingConfig
+from flotilla_learner.sampling.curriculum import Curriculum
+from flotilla_learner.sampling.curriculum_changes import (
     CurriculumChange,
     StoredCurriculum,
     TaskState,
 )
-from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.sampling.tasks import Task
+from flotilla_learner.sampling.group_signal import GroupOutcome
+from flotilla_learner.sampling.tasks import Task
 
 
 def config(**values: Any) -> SamplingConfig:

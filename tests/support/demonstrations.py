@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.domain.attempts import AttemptKey
-from services.common.episodes.demonstrations import (
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.episodes.demonstrations import (
     Demonstration,
     DemonstrationHead,
     write_demonstrations,

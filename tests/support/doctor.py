@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
-from services.common.spec.config import canonical_json, parse_config
-from services.common.spec.spec_loading import apply_override
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.launcher.cli import doctor
-from services.launcher.control import spec_check
-from services.launcher.control.spec_check import check_command
-from services.launcher.doctor import run_context, start_gate
-from services.launcher.doctor.findings import ProbeResult, Status
-from services.launcher.doctor.probe_list import PROBES
-from services.launcher.doctor.run_context import RunContext, make_run_context
-from services.launcher.doctor.run_probes import run_probes
-from services.launcher.run_spec import parse_spec
-from services.learner.config.learner import LearnerConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.spec.config import canonical_json, parse_config
+from flotilla_common.spec.spec_loading import apply_override
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_environments.server.http_process import TOKEN_VARIABLE as EMULATOR_KEY
+from flotilla_launcher.cli import doctor
+from flotilla_launcher.control import spec_check
+from flotilla_launcher.control.spec_check import check_command
+from flotilla_launcher.doctor import run_context, start_gate
+from flotilla_launcher.doctor.findings import ProbeResult, Status
+from flotilla_launcher.doctor.probe_list import PROBES
+from flotilla_launcher.doctor.run_context import RunContext, make_run_context
+from flotilla_launcher.doctor.run_probes import run_probes
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 from tests.support.environment_processes import environment_command
 from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
@@ -194,7 +194,9 @@ def double(handle: Handle) -> Generator[str]:
 @contextmanager
 def emulator(key: str, *options: str) -> Generator[str]:
     """The URL of Fleet's emulator, which insists on `key`."""
-    command = environment_command("-m", "environments.fleet_emulator", "--port", "0", *options)
+    command = environment_command(
+        "-m", "flotilla_environments.fleet_emulator", "--port", "0", *options
+    )
     environ, quiet = {**os.environ, EMULATOR_KEY: key}, subprocess.DEVNULL
     with serving_process(command, stderr=quiet, cwd=ROOT, env=environ) as url:
         yield url.rstrip("/")

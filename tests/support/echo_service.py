@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 
 TOKEN = "test-token-0123456789"
 SERVICE = "test.Echo"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from services.common.tensors.sender_connection import SenderConnection
-from services.common.text.printable_text import print_visible
-from services.common.weights.weight_transfer import OpenGroup
+from flotilla_common.tensors.sender_connection import SenderConnection
+from flotilla_common.text.printable_text import print_visible
+from flotilla_common.weights.weight_transfer import OpenGroup
 from tests.support.receiving_worker import receive
 from tests.support.transfer_faults import RECEIVER_STAGES, fail_at_stage
 

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from services.common.text.json_lines import decode_line
-from services.learner.weights.adapters import weight_sender
-from services.learner.weights.sender_config import WeightSenderConfig
+from flotilla_common.text.json_lines import decode_line
+from flotilla_learner.weights.adapters import weight_sender
+from flotilla_learner.weights.sender_config import WeightSenderConfig
 from tests.support.transfer_faults import SENDER_STAGES, fail_at_piece, fail_at_stage
 
 

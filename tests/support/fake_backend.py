@@ -4,14 +4,14 @@ import asyncio
 import itertools
 from collections.abc import Collection
 
-from services.launcher.backends.ports import (
+from flotilla_launcher.backends.ports import (
     Backend,
     BackendError,
     CleanupEvidence,
     LaunchSpec,
     ResourceOffer,
 )
-from services.launcher.state import ExitStatus, Unit
+from flotilla_launcher.state import ExitStatus, Unit
 
 _SIGKILL, _SIGTERM = -9, -15
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.tinker.types import (
+from flotilla_tinker.types import (
     Accepted,
     BaseFacts,
     CheckpointRecord,
@@ -19,7 +19,7 @@ from services.tinker.types import (
     Result,
     SamplerRecord,
 )
-from services.tinker.work.desk_errors import Conflict, DeskError, GoneError, NotFound
+from flotilla_tinker.work.desk_errors import Conflict, DeskError, GoneError, NotFound
 
 MODEL = "tiny/model"
 BASE = BaseFacts(MODEL, 64, 100, 32, 4, ("cross_entropy", "importance_sampling", "ppo"), {})

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from services.env_gateway.grading.world_search import SEARCH
-from services.env_gateway.ports import (
+from flotilla_env_gateway.grading.world_search import SEARCH
+from flotilla_env_gateway.ports import (
     Backend,
     BackendError,
     CallResult,

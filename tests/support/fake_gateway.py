@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.ports import Backend, Grader, Recorder
-from services.env_gateway.tools.computer_tool import ScaleImage
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_book import EpisodeSpec, EpisodeState
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.episodes.instance_journal import InstanceJournal
+from flotilla_env_gateway.grading.grader import VerifierRunner
+from flotilla_env_gateway.ports import Backend, Grader, Recorder
+from flotilla_env_gateway.tools.computer_tool import ScaleImage
 from tests.support.fake_environments import FakeGrader
 
 VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"

@@ -18,8 +18,8 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import trajectory_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
 
 TOKEN = "rollout-test-token-0123456789"
 Context = grpc.aio.ServicerContext

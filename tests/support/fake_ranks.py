@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.learner.types import (
+from flotilla_common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from flotilla_learner.types import (
     BatchScore,
     CheckpointFiles,
     Comparison,

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.common.files.durable_files import replace_file
-from services.common.process.run_membership import RaisedAlarm, ReplicaStatus
-from services.common.process.service_main import Runtime, run_service_process
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel
-from services.wire.registry import load_registry
+from flotilla_common.files.durable_files import replace_file
+from flotilla_common.process.run_membership import RaisedAlarm, ReplicaStatus
+from flotilla_common.process.service_main import Runtime, run_service_process
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import ConfigModel
+from flotilla_common.wire.registry import load_registry
 
 ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")
 

@@ -3,8 +3,12 @@
 from importlib import import_module
 
 _NAMES = (
-    *("environments.fleet_emulator.__main__", "environments.serve", "mcp.server.mcpserver"),
-    *("environments.fleet_emulator.app", "services.env_gateway.__main__"),
+    *(
+        "flotilla_environments.fleet_emulator.__main__",
+        "flotilla_environments.serve",
+        "mcp.server.mcpserver",
+    ),
+    *("flotilla_environments.fleet_emulator.app", "flotilla_env_gateway.__main__"),
 )
 
 for _name in _NAMES:

@@ -5,9 +5,9 @@ from importlib import import_module
 from tests.support.process_forge import fork_children
 
 _NAMES = (
-    "services.reading.inspector.__main__",
-    "services.reading.inspector.transcript_command",
-    "services.reading.inspector.adapters.inspect_log",
+    "flotilla_reading.inspector.__main__",
+    "flotilla_reading.inspector.transcript_command",
+    "flotilla_reading.inspector.adapters.inspect_log",
 )
 
 fork_children()

@@ -3,14 +3,14 @@ torch. Vendors that read the environment when they are imported see that of the 
 
 from importlib import import_module
 
-from services.common.adapters.hidden_torch import hide_torch
+from flotilla_common.adapters.hidden_torch import hide_torch
 from tests.support.process_forge import fork_children
 
 _NAMES = (
-    *("services.env_gateway.__main__", "services.learner.__main__", "services.rollout.__main__"),
-    *("services.rollout.adapters.dialect_choice", "services.rollout.adapters.dialect_search"),
-    *("services.rollout.adapters.chat_template_child", "services.rollout.api.codec"),
-    "services.launcher.doctor.adapters.tokenizer_probe",
+    *("flotilla_env_gateway.__main__", "flotilla_learner.__main__", "flotilla_rollout.__main__"),
+    *("flotilla_rollout.adapters.dialect_choice", "flotilla_rollout.adapters.dialect_search"),
+    *("flotilla_rollout.adapters.chat_template_child", "flotilla_rollout.api.codec"),
+    "flotilla_launcher.doctor.adapters.tokenizer_probe",
     "transformers.models.auto.tokenization_auto",
 )
 

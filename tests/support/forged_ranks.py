@@ -4,10 +4,10 @@ a forge."""
 from importlib import import_module
 
 for _name in (
-    "services.common.telemetry.log",
-    "services.learner.dumps.__main__",
-    "services.learner.rank.worker",
-    "services.learner.weights.adapters.weight_sender",
+    "flotilla_common.telemetry.log",
+    "flotilla_learner.dumps.__main__",
+    "flotilla_learner.rank.worker",
+    "flotilla_learner.weights.adapters.weight_sender",
     "tests.faults.learner_process",
 ):
     import_module(_name)

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
+from flotilla_environments.tasks import make_task
 
 TOKEN = "process-token-0123456789"
 _SHARED = """
@@ -49,7 +49,7 @@ async def serving_process(
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
     """The process, and its address. Its journal is kept in `folder`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.env_gateway", "--config", write_spec(folder, section)),
+        *(sys.executable, "-m", "flotilla_env_gateway", "--config", write_spec(folder, section)),
         *("--run-id", "run", "--run-dir", str(folder), "--listen", "127.0.0.1:0"),
         env={**os.environ, "FLOTILLA_TOKEN": TOKEN},
         stderr=asyncio.subprocess.PIPE,

@@ -6,19 +6,19 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from environments.reference_policies import plan_calls
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
-from services.env_gateway.config.backends import EmbeddedConfig
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.grading.trusted_verifiers import load_digests
-from services.env_gateway.grading.verifier_functions import load_functions
-from services.env_gateway.ports import Backend, Recorder
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.embedded.backend import EmbeddedBackend
+from flotilla_env_gateway.config.backends import EmbeddedConfig
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.episodes.instance_journal import InstanceJournal
+from flotilla_env_gateway.grading.grader import VerifierRunner
+from flotilla_env_gateway.grading.trusted_verifiers import load_digests
+from flotilla_env_gateway.grading.verifier_functions import load_functions
+from flotilla_env_gateway.ports import Backend, Recorder
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_environments.reference_policies import plan_calls
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.repository import ROOT
 

@@ -5,7 +5,7 @@ import asyncio
 import signal
 import sys
 
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 
 
 async def _serve(listen: str) -> None:

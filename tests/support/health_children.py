@@ -5,9 +5,9 @@ from pathlib import Path
 
 import psutil
 
-from services.common.process.python_command import python_command
-from services.common.rpc.free_ports import free_address
-from services.launcher.cli.kept_services import KeptService
+from flotilla_common.process.python_command import python_command
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_launcher.cli.kept_services import KeptService
 from tests.support.repository import ROOT
 
 _MODULE = "tests.support.health_child"

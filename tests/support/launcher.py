@@ -20,17 +20,17 @@ from flotilla.launcher.v1 import (
     run_service_pb2,
     run_service_pb2_grpc,
 )
-from services.common.rpc import rpc
-from services.launcher.api.registry_service import RegistryService
-from services.launcher.api.run_service import RunService
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.local.marked_processes import MARK_VARIABLE
-from services.launcher.backends.ports import Backend
-from services.launcher.cli.app import app
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.ports import NO_HOOKS, LauncherHooks
-from services.launcher.store.ledger import Ledger
+from flotilla_common.rpc import rpc
+from flotilla_launcher.api.registry_service import RegistryService
+from flotilla_launcher.api.run_service import RunService
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
+from flotilla_launcher.backends.ports import Backend
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies
+from flotilla_launcher.ports import NO_HOOKS, LauncherHooks
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.fake_entry import FORGE_VARIABLE
 from tests.support.process_forge import ProcessForge, shared_forge
 from tests.support.repository import ROOT
@@ -169,7 +169,7 @@ async def _served(
 async def start_cli(*arguments: str, forged: bool = False) -> asyncio.subprocess.Process:
     """The `flotilla` command with its output in a pipe; the fakes of its launcher are forks of a
     forge, and it is one itself if it is `forged`."""
-    words = ("-m", "services.launcher.cli.app", *arguments)
+    words = ("-m", "flotilla_launcher.cli.app", *arguments)
     return await asyncio.create_subprocess_exec(
         *(forged_command(*words) if forged else (sys.executable, *words)),
         stdout=asyncio.subprocess.PIPE,
@@ -196,7 +196,7 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         marked = process.environ().get(MARK_VARIABLE, "").startswith(f"{folder}:")
-        return marked or (folder in process.cmdline() and "services.launcher" in process.cmdline())
+        return marked or (folder in process.cmdline() and "flotilla_launcher" in process.cmdline())
     except (psutil.Error, OSError):
         # Ended meanwhile, or another user's.
         return False

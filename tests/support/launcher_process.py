@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.cli.launcher_client import LAUNCHER_LOG
-from services.launcher.security.launcher_address import LauncherAddress, read_address
+from flotilla_launcher.cli.launcher_client import LAUNCHER_LOG
+from flotilla_launcher.security.launcher_address import LauncherAddress, read_address
 from tests.support.launcher import forged_command, forged_fakes
 from tests.support.repository import ROOT
 
@@ -21,7 +21,7 @@ async def start_launcher(runs: Path, **environ: str) -> asyncio.subprocess.Proce
     log = runs / LAUNCHER_LOG
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *forged_command("-m", "services.launcher", "--runs", str(runs)),
+            *forged_command("-m", "flotilla_launcher", "--runs", str(runs)),
             cwd=ROOT,
             env={**os.environ, **forged_fakes(), **environ},
             stdout=output,

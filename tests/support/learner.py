@@ -24,22 +24,22 @@ from flotilla.learner.v1 import (
     policy_service_pb2_grpc,
     trajectory_pb2,
 )
-from services.common.images.vision_family import VisionFamily
-from services.common.process.host_identity import host_digest
-from services.common.process.runtime import Runtime
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_address
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
-from services.learner.app import run_learner
-from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import LearnerDependencies
-from services.learner.dumps.run_dumps import Dumps
-from services.learner.judge.group_judge import GroupJudge
-from services.learner.ports import HintRenderer, Ranks, RemoteStore, Teacher
-from services.learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_common.process.host_identity import host_digest
+from flotilla_common.process.runtime import Runtime
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
+from flotilla_learner.app import run_learner
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.dumps.run_dumps import Dumps
+from flotilla_learner.judge.group_judge import GroupJudge
+from flotilla_learner.ports import HintRenderer, Ranks, RemoteStore, Teacher
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.call_metadata import with_metadata
 from tests.support.fake_ranks import FakeRanks
 

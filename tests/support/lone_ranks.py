@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import LearnerConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.rank_setup import DTYPES, RankSetup
-from services.learner.rank.sharding import ShardLayout
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.rank_setup import DTYPES, RankSetup
+from flotilla_learner.rank.sharding import ShardLayout
 
 SPAWNED = multiprocessing.get_context("spawn")
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from services.common.aio.concurrency import running_tasks
+from flotilla_common.aio.concurrency import running_tasks
 
 
 class LoopWatch:

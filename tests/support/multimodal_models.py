@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 from tests.support.tiny_model import VOCAB
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 # The parts of a language model that all kinds have in common.
 _TEXT: Mapping[str, Any] = {

@@ -8,8 +8,8 @@ from typing import cast
 
 import aiohttp
 
-from services.env_gateway.adapters.openenv.backend import OpenEnvBackend
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.adapters.openenv.backend import OpenEnvBackend
+from flotilla_env_gateway.ports import Backend
 from tests.support.repository import ROOT
 from tests.support.waiting import until
 

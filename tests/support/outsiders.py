@@ -10,9 +10,9 @@ import grpc.aio
 import psutil
 import pytest
 
-from services.common.rpc.tls import Tls, channel_credentials
-from services.launcher.security import certificates
-from services.launcher.security.certificates import RunIdentity
+from flotilla_common.rpc.tls import Tls, channel_credentials
+from flotilla_launcher.security import certificates
+from flotilla_launcher.security.certificates import RunIdentity
 
 RUN = "run-1.5"
 # Opens a channel to an address of the service named.

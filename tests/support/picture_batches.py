@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.images.picture import Picture, PlacedPicture
-from services.common.images.placeholders import expand_pictures
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.spec.spec import VisionConfig
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_common.images.picture import Picture, PlacedPicture
+from flotilla_common.images.placeholders import expand_pictures
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.support.vision_models import draw_picture
 
 PICTURES = (draw_picture(1, 96, 64), draw_picture(2, 64, 160), draw_picture(3, 70, 70))

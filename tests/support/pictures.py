@@ -9,9 +9,9 @@ from PIL import Image
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.images.picture import Picture
-from services.common.images.picture_files import read_picture
-from services.common.images.vision_family import VisionFamily
+from flotilla_common.images.picture import Picture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.vision_family import VisionFamily
 from tests.support.learner import FakeWorker, Submission
 
 # Its ids are the last of the fake ranks' vocabulary; 8 x 8 pixels make one token.

@@ -16,4 +16,4 @@ def rank_pids() -> list[int]:
     children = sorted(
         psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
     )
-    return [child.pid for child in children if "services.learner.rank" in command_of(child)]
+    return [child.pid for child in children if "flotilla_learner.rank" in command_of(child)]

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from services.common.process.python_command import python_command
+from flotilla_common.process.python_command import python_command
 from tests.support.repository import ROOT
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")

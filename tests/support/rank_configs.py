@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import LearnerConfig
 
 LEARNER = LearnerConfig.model_validate(
     {

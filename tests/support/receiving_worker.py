@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from services.common.domain.policy import PolicyId
-from services.common.tensors.sender_connection import SenderConnection
-from services.common.text.printable_text import print_visible
-from services.common.weights.fingerprint import TensorEntry
-from services.common.weights.weight_transfer import OpenGroup
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.tensors.sender_connection import SenderConnection
+from flotilla_common.text.printable_text import print_visible
+from flotilla_common.weights.fingerprint import TensorEntry
+from flotilla_common.weights.weight_transfer import OpenGroup
 
 
 def receive(connection: SenderConnection, output: dict[str, Any], *, pauses: bool) -> str:

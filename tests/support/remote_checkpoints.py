@@ -14,15 +14,15 @@ import fsspec
 import httpx
 from moto.server import ThreadedMotoServer
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from services.learner.checkpoints.remote_layout import Progress, Stamp
-from services.learner.checkpoints.remote_staging import Source, Staged, stage
-from services.learner.checkpoints.remote_target import RemoteTarget
-from services.learner.checkpoints.remote_upload import Identity, Uploader
-from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.store import open_journal
-from services.learner.ports import Ranks, RemoteStore
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
+from flotilla_learner.checkpoints.remote_layout import Progress, Stamp
+from flotilla_learner.checkpoints.remote_staging import Source, Staged, stage
+from flotilla_learner.checkpoints.remote_target import RemoteTarget
+from flotilla_learner.checkpoints.remote_upload import Identity, Uploader
+from flotilla_learner.journal.schema import CheckpointRow
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.ports import Ranks, RemoteStore
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config
 

@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Literal
 
-from services.common.domain.attempts import AttemptKey, Grade, ToolOutcome
-from services.common.domain.policy import PolicyId
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.fake import FakeEngine, Script
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.episodes.attempt_limits import AttemptLimits
-from services.rollout.episodes.episode import Attempt, AttemptRunner
-from services.rollout.ports import Dialect, Environment, EnvironmentLost
-from services.rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
-from tools.tiny_policy.tokenizer import train_tokenizer
+from flotilla_common.domain.attempts import AttemptKey, Grade, ToolOutcome
+from flotilla_common.domain.policy import PolicyId
+from flotilla_environments.tiny_policy.tokenizer import train_tokenizer
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.fake import FakeEngine, Script
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.episodes.attempt_limits import AttemptLimits
+from flotilla_rollout.episodes.episode import Attempt, AttemptRunner
+from flotilla_rollout.ports import Dialect, Environment, EnvironmentLost
+from flotilla_rollout.types import EpisodeInfo, OpenRequest, PromptFacts, Sampling, Tool, ToolResult
 
 POLICY = PolicyId(1, 3, b"f" * 32)
 TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})

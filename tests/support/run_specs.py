@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.run_spec import RunSpec, read_spec
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.run_spec import RunSpec, read_spec
 
 _LEAST = {"name": "none", "policy": {"model": "none", "max_model_len": 1}}
 

@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.learner.config.judge import JudgeConfig
-from services.learner.judge.adapters.chat_judge import ChatJudge
-from services.learner.judge.group_judge import GroupJudge, open_group_judge
+from flotilla_learner.config.judge import JudgeConfig
+from flotilla_learner.judge.adapters.chat_judge import ChatJudge
+from flotilla_learner.judge.group_judge import GroupJudge, open_group_judge
 from tests.support.http_server import serving_app
 from tests.support.learner import FakeWorker, Submission
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from threading import Event, Lock
 from typing import Any
 
-from environments.reference_policies import plan_calls
+from flotilla_environments.reference_policies import plan_calls
 from tests.support.http_answers import Answer, serve_answers
 from tests.support.scripted_model import MODEL, as_answer, call, completion
 

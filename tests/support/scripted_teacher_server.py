@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from services.learner.config.teacher import TeacherConfig
-from services.learner.teacher.adapters.vllm_teacher import VllmTeacher
+from flotilla_learner.config.teacher import TeacherConfig
+from flotilla_learner.teacher.adapters.vllm_teacher import VllmTeacher
 from tests.support.http_server import serving_app
 from tests.support.rank_configs import policy_config
 

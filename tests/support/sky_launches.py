@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from services.common.spec.config import canonical_json
-from services.launcher.backends.ports import LaunchSpec
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.state import ReplicaKey
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.backends.ports import LaunchSpec
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.state import ReplicaKey
 from tests.support.run_specs import bare_spec
 
 RUN_ID = "tiny-20260101-000000"

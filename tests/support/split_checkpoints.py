@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.learner.rank.tensor_shards import shard_pattern
+from flotilla_learner.rank.tensor_shards import shard_pattern
 
 
 def split_checkpoint(source: Path, target: Path, ranks: int) -> Path:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.ranks import training_protocol
-from services.learner.training_types import TargetBatch, TargetScores, TargetSequence
+from flotilla_learner.ranks import training_protocol
+from flotilla_learner.training_types import TargetBatch, TargetScores, TargetSequence
 
 VOCABULARY = 97
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}

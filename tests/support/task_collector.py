@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments.tasks import make_tasks
+from flotilla_environments.tasks import make_tasks
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 
@@ -36,7 +36,7 @@ class Collector:
         tasks.write_text(json.dumps(self.tasks))
         spec, *overrides = self.spec
         given = ("data", "collect", spec, tasks, "--out", self.out, *overrides, *more)
-        return ["-m", "services.launcher.cli.app", *map(str, given)]
+        return ["-m", "flotilla_launcher.cli.app", *map(str, given)]
 
     def collect(self, *more: object) -> subprocess.CompletedProcess[str]:
         words = self.words(*more)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.rpc.tls import Tls
-from services.env_gateway.api.episode_service import EpisodeService
-from services.env_gateway.episodes.gateway import Gateway
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.tls import Tls
+from flotilla_env_gateway.api.episode_service import EpisodeService
+from flotilla_env_gateway.episodes.gateway import Gateway
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import running
 

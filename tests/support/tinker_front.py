@@ -4,13 +4,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.tinker import wire
-from services.tinker.api.adapters.http_server import ServerSettings, serving_http
-from services.tinker.api.calls import Front
-from services.tinker.api.keys import ClientKeys
-from services.tinker.api.known_facts import KnownFacts
-from services.tinker.ports import SamplingPeer, TrainingPeer
-from services.tinker.work.desk import open_desk
+from flotilla_tinker import wire
+from flotilla_tinker.api.adapters.http_server import ServerSettings, serving_http
+from flotilla_tinker.api.calls import Front
+from flotilla_tinker.api.keys import ClientKeys
+from flotilla_tinker.api.known_facts import KnownFacts
+from flotilla_tinker.ports import SamplingPeer, TrainingPeer
+from flotilla_tinker.work.desk import open_desk
 
 KEY = "tml-0123456789abcdef"
 _POLL_S = 20.0

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from services.common.domain.policy import PolicyId
-from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.rollout.types import Publication
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_rollout.types import Publication
 
 VOCAB = 384
 HEADER_LENGTH_BYTES = 8

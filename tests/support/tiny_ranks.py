@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import StepResult, TrainBatch, TrainSequence
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import StepResult, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config
 
 VOCAB = 97

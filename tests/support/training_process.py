@@ -13,9 +13,9 @@ import psutil
 
 from flotilla.learner.v1 import training_service_pb2 as pb
 from flotilla.learner.v1 import training_service_pb2_grpc
-from services.common.process.python_command import python_command
-from services.common.rpc import rpc
-from services.learner.training_types import TargetBatch, TargetScores, TargetSequence
+from flotilla_common.process.python_command import python_command
+from flotilla_common.rpc import rpc
+from flotilla_learner.training_types import TargetBatch, TargetScores, TargetSequence
 from tests.support.process_commands import command_of
 
 TOKEN = "training-token-0123456789"
@@ -47,7 +47,7 @@ class TrainingProcess:
     def rank_pids(self) -> list[int]:
         """Its ranks, the oldest first."""
         children = psutil.Process(self.process.pid).children()
-        found = [child for child in children if "services.learner.rank" in command_of(child)]
+        found = [child for child in children if "flotilla_learner.rank" in command_of(child)]
         return [child.pid for child in sorted(found, key=lambda child: child.create_time())]
 
     async def create(self, model: str, rank: int = 4, **settings: Any) -> pb.CreateModelResponse:
@@ -126,7 +126,7 @@ async def training_process(folder: Path, model: Path) -> AsyncGenerator[Training
     spec = folder / "spec.toml"
     await asyncio.to_thread(spec.write_text, _SPEC.format(model=model))
     process = await asyncio.create_subprocess_exec(
-        *python_command("-m", "services.learner.training", "--config", str(spec)),
+        *python_command("-m", "flotilla_learner.training", "--config", str(spec)),
         *("--run-id", "trained", "--run-dir", str(folder), "--listen", "127.0.0.1:0"),
         env={**os.environ, "FLOTILLA_TOKEN": TOKEN},
         stderr=asyncio.subprocess.PIPE,

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_CONNECTION = "services.common.tensors.sender_connection"
-_SENDER = "services.learner.weights.adapters.weight_sender"
-_PIECES = "services.common.tensors.transfer_group:CollectiveGroup.begin_broadcast"
+_CONNECTION = "flotilla_common.tensors.sender_connection"
+_SENDER = "flotilla_learner.weights.adapters.weight_sender"
+_PIECES = "flotilla_common.tensors.transfer_group:CollectiveGroup.begin_broadcast"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 # The functions that begin each stage, and the number of the call that does.
 Stages = Mapping[str, tuple[Sequence[str], int]]
 
-_RECEIVED = (_PIECES, "services.common.tensors.buffer_group:BufferReceiver.begin_broadcast")
+_RECEIVED = (_PIECES, "flotilla_common.tensors.buffer_group:BufferReceiver.begin_broadcast")
 RECEIVER_STAGES: Stages = {
     "join": ((f"{_CONNECTION}:join_tcp_store",), 1),
     "open": ((f"{_CONNECTION}:SenderConnection._join_group",), 1),
@@ -28,7 +28,7 @@ RECEIVER_STAGES: Stages = {
     "finish": (("__main__:note",), 1),
 }
 
-_SENT = (_PIECES, "services.common.tensors.buffer_group:BufferSender.begin_broadcast")
+_SENT = (_PIECES, "flotilla_common.tensors.buffer_group:BufferSender.begin_broadcast")
 SENDER_STAGES: Stages = {
     "open": ((f"{_SENDER}:EngineGroup._join_group",), 1),
     "request": ((f"{_SENDER}:WeightSender._pass_on",), 1),

@@ -19,14 +19,14 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 
-from services.common.domain.policy import PolicyId
-from services.common.process.python_command import python_command
-from services.common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
-from services.common.weights.weight_transfer import TransferSettings
-from services.learner.types import Publication
-from services.learner.weights import publication_child
-from services.learner.weights.live_sender import LiveSender
-from services.learner.weights.sender_config import WeightSenderConfig
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.process.python_command import python_command
+from flotilla_common.weights.fingerprint import TensorEntry, checksum64, compute_fingerprint
+from flotilla_common.weights.weight_transfer import TransferSettings
+from flotilla_learner.types import Publication
+from flotilla_learner.weights import publication_child
+from flotilla_learner.weights.live_sender import LiveSender
+from flotilla_learner.weights.sender_config import WeightSenderConfig
 from tests.support.process_commands import command_of
 from tests.support.process_forge import ProcessForge, fork_of
 from tests.support.repository import ROOT

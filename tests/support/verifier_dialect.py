@@ -1,7 +1,7 @@
-"""Grades with a task's verifier, as `environments.local_verifier` runs it."""
+"""Grades with a task's verifier, as `flotilla_environments.local_verifier` runs it."""
 
-from environments.api import Instance
-from environments.local_verifier import run_verifier
+from flotilla_environments.api import Instance
+from flotilla_environments.local_verifier import run_verifier
 
 
 def grade(source: str, instance: Instance, final_answer: str | None = "") -> int:

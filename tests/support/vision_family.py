@@ -1,6 +1,6 @@
 """A family of models that sees, without a model, and pictures for it."""
 
-from services.common.images.vision_family import VisionFamily
+from flotilla_common.images.vision_family import VisionFamily
 
 
 def make_family(

@@ -14,12 +14,12 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from services.common.images.picture import Picture, ShownPicture
-from services.common.images.picture_files import read_picture
-from services.common.images.pixels import PixelReader
-from services.common.images.placeholders import expand_pictures
-from services.common.images.vision_family import VisionFamily
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_common.images.picture import Picture, ShownPicture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.placeholders import expand_pictures
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 CHAT_TEMPLATE = """\

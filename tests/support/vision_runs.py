@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from environments.tasks import make_tasks
+from flotilla_environments.tasks import make_tasks
 
 TRAINED = {"tower": "trained", "projector": "trained"}
 # Random tokens click nothing, so that their rewards are forced: attempts that wrote different
@@ -44,7 +44,10 @@ def vision_spec(
         "env_gateway": {
             "backend": "mcp",
             "servers": [
-                {"command": ["python", "-P", "-m", "environments.serve"], "instances": True}
+                {
+                    "command": ["python", "-P", "-m", "flotilla_environments.serve"],
+                    "instances": True,
+                }
             ],
             "verifiers": {"digests": "verifiers.sha256", "partial": "off"},
         },

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from services.common.process.child_environment import child_environment
-from services.common.rpc.free_ports import free_port
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.rpc.free_ports import free_port
 from tests.support.started_process import end_process
 
 _READY_S = 240.0

@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_address
-from services.common.rpc.tls import Tls
-from services.launcher.agent_protocol import UnitReport
-from services.launcher.api.registry_service import RegistryService
-from services.launcher.control.supervisor import Supervisor
-from services.launcher.security.certificates import mint_identity
-from services.launcher.state import SERVICES
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.rpc.tls import Tls
+from flotilla_launcher.agent_protocol import UnitReport
+from flotilla_launcher.api.registry_service import RegistryService
+from flotilla_launcher.control.supervisor import Supervisor
+from flotilla_launcher.security.certificates import mint_identity
+from flotilla_launcher.state import SERVICES
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import TOKEN, ServedLauncher, forged_command, serving, spec
 from tests.support.repository import ROOT
@@ -90,7 +90,7 @@ class WatchedMachine:
         forged: bool = True,
     ) -> asyncio.subprocess.Process:
         """Start a watcher over a worker; a `forged` one is the stand-in for a fork of a forge."""
-        words = ("-m", "services.launcher.agent", *self._options(service))
+        words = ("-m", "flotilla_launcher.agent", *self._options(service))
         command = forged_command(*words) if forged else (sys.executable, *words)
         with (self.folder / "output").open("ab") as output:
             process = await asyncio.create_subprocess_exec(

@@ -17,7 +17,7 @@ import time
 import uuid
 from pathlib import Path
 
-from services.common.files.durable_files import replace_file
+from flotilla_common.files.durable_files import replace_file
 
 _IGNORE = "trap '' TERM; sleep 300"
 

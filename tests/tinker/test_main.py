@@ -6,14 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.healthcheck import check_health
-from services.common.process.runtime import Runtime
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.free_ports import free_address
-from services.common.rpc.peer_channels import Peers
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.tinker.__main__ import client_flags, read_keys, serve_front
-from services.tinker.config.tinker import TinkerConfig
+from flotilla_common.healthcheck import check_health
+from flotilla_common.process.runtime import Runtime
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.rpc.peer_channels import Peers
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_tinker.__main__ import client_flags, read_keys, serve_front
+from flotilla_tinker.config.tinker import TinkerConfig
 from tests.support.fake_desk import FakeDesk
 from tests.support.waiting import until_seen
 

@@ -5,9 +5,9 @@ from google.protobuf.descriptor import EnumDescriptor
 
 from flotilla.env_gateway.v1 import episode_service_pb2
 from flotilla.learner.v1 import group_service_pb2, trajectory_pb2
-from services.common.domain import attempts
-from services.common.domain.token_authors import Author
-from services.wire.enums import STOP_REASONS, EnumCodec
+from flotilla_common.domain import attempts
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.wire.enums import STOP_REASONS, EnumCodec
 
 TWINS = [
     (Author, trajectory_pb2.Author.DESCRIPTOR),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.domain.attempts import (
+from flotilla_common.domain.attempts import (
     REWARD_NAME,
     AttemptKey,
     FailureKind,
@@ -24,15 +24,15 @@ from services.common.domain.attempts import (
     Purpose,
     StopReason,
 )
-from services.common.domain.messages import (
+from flotilla_common.domain.messages import (
     MOST_MESSAGES_BYTES,
     MOST_TOOLS_BYTES,
     ChatMessage,
     encode_messages,
 )
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span, policy_mask
-from services.common.domain.trajectory import (
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span, policy_mask
+from flotilla_common.domain.trajectory import (
     MOST_MEDIA_BYTES,
     NO_CANDIDATE,
     Candidates,
@@ -48,24 +48,24 @@ from services.common.domain.trajectory import (
     content_digest,
     expert_dtype,
 )
-from services.common.run_folder.trajectory_codec import (
+from flotilla_common.run_folder.trajectory_codec import (
     array_bytes,
     restore_trajectory,
     summary_json,
 )
-from services.common.spec.number_ranges import MOST_CANDIDATES
-from services.learner.api.decode import TrajectoryAssembler
-from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
-from services.learner.types import ExpertShape
-from services.rollout.episodes.attempt_record import (
+from flotilla_common.spec.number_ranges import MOST_CANDIDATES
+from flotilla_common.wire.trajectory import CHUNK_BYTES, encode_submission
+from flotilla_learner.api.decode import TrajectoryAssembler
+from flotilla_learner.api.sequence_decode import MalformedRequestError, TokenLimits
+from flotilla_learner.types import ExpertShape
+from flotilla_rollout.episodes.attempt_record import (
     AttemptState,
     make_failed_trajectory,
     make_finished_trajectory,
     make_submission,
 )
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.types import Completion, EpisodeInfo, Lease, PolicySpan, PromptFacts
-from services.wire.trajectory import CHUNK_BYTES, encode_submission
+from flotilla_rollout.episodes.transcript import Transcript
+from flotilla_rollout.types import Completion, EpisodeInfo, Lease, PolicySpan, PromptFacts
 from tests.support.examples import examples
 
 T = TypeVar("T")

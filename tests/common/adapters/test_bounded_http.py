@@ -11,22 +11,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.adapters.bounded_http import (
+from flotilla_common.adapters.bounded_http import (
     AnswerError,
     ask,
     json_of,
     object_of,
     retry_after,
 )
-from services.common.text.parsing import TextLimits
-from services.launcher.agent.adapters.spot_notice import MetadataNotices
-from services.launcher.backends.ports import BackendUnreachable
-from services.launcher.backends.sky.cloud_audit import LambdaCloud
-from services.launcher.notify.adapters.slack import SlackSink
-from services.launcher.notify.adapters.webhook import WebhookSink
-from services.launcher.notify.messages import Message, MessageKind
-from services.launcher.notify.outbox import DeliveryTarget, Letter, LetterState
-from services.launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
+from flotilla_common.text.parsing import TextLimits
+from flotilla_launcher.agent.adapters.spot_notice import MetadataNotices
+from flotilla_launcher.backends.ports import BackendUnreachable
+from flotilla_launcher.backends.sky.cloud_audit import LambdaCloud
+from flotilla_launcher.notify.adapters.slack import SlackSink
+from flotilla_launcher.notify.adapters.webhook import WebhookSink
+from flotilla_launcher.notify.messages import Message, MessageKind
+from flotilla_launcher.notify.outbox import DeliveryTarget, Letter, LetterState
+from flotilla_launcher.notify.sinks import DeliveryDelayedError, DeliveryRefusedError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ENDLESS = b"x" * 2**16

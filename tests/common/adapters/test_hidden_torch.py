@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.python_command import python_command
+from flotilla_common.process.python_command import python_command
 from tests.support.repository import ROOT
 
 _PROGRAM = """
 import sys
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.rollout.__main__ import check_here
-from services.rollout.config.rollout import DialectConfig, RolloutConfig
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_rollout.__main__ import check_here
+from flotilla_rollout.config.rollout import DialectConfig, RolloutConfig
 
 policy = PolicyConfig(model=sys.argv[1], max_model_len=64)
 config = RolloutConfig(max_input_length=8, max_generate_length=8, dialect=DialectConfig())
@@ -42,7 +42,7 @@ def test_a_models_dialect_is_checked_without_torch_and_without_a_word_of_it(
 def test_torch_that_is_loaded_stays() -> None:
     import torch
 
-    from services.common.adapters.hidden_torch import hide_torch
+    from flotilla_common.adapters.hidden_torch import hide_torch
 
     hide_torch()
     assert sys.modules["torch"] is torch

@@ -29,8 +29,8 @@ def run(hub: ModelHub, folder: Path, code: str, **environ: str) -> list[str]:
     """Lines that some code prints in a process of its own: the hub's client reads where its hub is
     once."""
     top = (
-        "from services.common.adapters.model_hub import *\n"
-        "from services.common.rpc.errors import *\n"
+        "from flotilla_common.adapters.model_hub import *\n"
+        "from flotilla_common.rpc.errors import *\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"{top}{code}"],

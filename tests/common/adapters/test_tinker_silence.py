@@ -3,8 +3,8 @@
 import pytest
 from aiohttp import web
 
-from services.common.adapters.tinker_service import find_silence
-from services.common.spec.spec import TinkerConfig
+from flotilla_common.adapters.tinker_service import find_silence
+from flotilla_common.spec.spec import TinkerConfig
 from tests.support.http_server import serving_app
 
 pytestmark = pytest.mark.usefixtures("key")

@@ -1,6 +1,6 @@
 """A cache of bounded size in bytes."""
 
-from services.common.aio.bounded_bytes import BoundedBytes
+from flotilla_common.aio.bounded_bytes import BoundedBytes
 
 
 def cache_of(*names: str) -> BoundedBytes[str, bytes]:

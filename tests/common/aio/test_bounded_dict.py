@@ -1,6 +1,6 @@
 """A dictionary of bounded size."""
 
-from services.common.aio.bounded_dict import BoundedDict
+from flotilla_common.aio.bounded_dict import BoundedDict
 
 
 def test_the_entry_that_was_set_first_is_dropped() -> None:

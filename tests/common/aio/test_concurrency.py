@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.common.aio import concurrency
+from flotilla_common.aio import concurrency
 
 # More turns of the loop than any of the scenarios takes.
 MOMENTS = 24

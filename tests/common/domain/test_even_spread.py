@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from services.common.domain.even_spread import spread_evenly
+from flotilla_common.domain.even_spread import spread_evenly
 
 Item = tuple[str, str]
 # Sorted by group, as task files are.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.messages import (
+from flotilla_common.domain.messages import (
     MOST_MESSAGES,
     ChatCall,
     ChatMessage,

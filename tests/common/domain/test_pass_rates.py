@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.domain.pass_rates import pass_at_k, pass_power_k
+from flotilla_common.domain.pass_rates import pass_at_k, pass_power_k
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.common.domain.task_means import mean_interval, wilson_interval
+from flotilla_common.domain.task_means import mean_interval, wilson_interval
 
 # Concentrations of the Beta distribution that tasks' pass rates are drawn from; None: all equal.
 EQUAL, DIFFERENT, OPPOSITE = None, 2.0, 0.5

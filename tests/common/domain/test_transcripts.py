@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.domain.transcripts import encode_transcript
+from flotilla_common.domain.transcripts import encode_transcript
 
 ROLES = st.sampled_from(["user", "assistant", "tool"])
 MESSAGES = st.lists(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.episodes.demonstrations import (
+from flotilla_common.episodes.demonstrations import (
     DemonstrationHead,
     DemonstrationsError,
     episode_name,

@@ -5,22 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.common.domain.messages import (
+from flotilla_common.domain.messages import (
     ChatCall,
     ChatMessage,
     MessagesError,
     TokenText,
     encode_messages,
 )
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import (
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import (
     Media,
     Sequence,
     SequenceCause,
     SequenceOrigin,
     TurnTiming,
 )
-from services.common.episodes.episode_text import EpisodeText, read_episode
+from flotilla_common.episodes.episode_text import EpisodeText, read_episode
 from tests.common.episodes.texts import (
     decode,
     environment,

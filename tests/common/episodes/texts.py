@@ -4,10 +4,10 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Media, Sequence, Trajectory, TurnTiming
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Media, Sequence, Trajectory, TurnTiming
 
 _POLICY = PolicyId(1, 0, b"f")
 Part = tuple[Author, str]

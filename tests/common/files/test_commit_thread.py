@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.common.files.commit_thread import Batch, CommitThread, run_each
+from flotilla_common.files.commit_thread import Batch, CommitThread, run_each
 
 
 def make_commit(sizes: list[int], gate: threading.Event) -> Callable[[Batch], None]:

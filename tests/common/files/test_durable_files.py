@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.files.durable_files import remove_cut_line, replace_file
+from flotilla_common.files.durable_files import remove_cut_line, replace_file
 
 
 def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:

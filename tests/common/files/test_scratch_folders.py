@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.files.scratch_folders import scratch_folder
+from flotilla_common.files.scratch_folders import scratch_folder
 from tests.support.started_process import start_process
 
 # Prints its folder and stays alive in it; with an argument, hands the folder to a child.
 KEEPER = """
 import subprocess, sys, time
-from services.common.files.scratch_folders import scratch_folder
+from flotilla_common.files.scratch_folders import scratch_folder
 with scratch_folder() as (folder, keeper):
     (folder / "file").write_text("")
     if sys.argv[1:]:

@@ -12,22 +12,22 @@ import psutil
 import pytest
 from PIL.Image import Resampling
 
-from services.common.images.picture_files import (
+from flotilla_common.images.picture_files import (
     PictureRefused,
     decode_picture,
     read_picture,
     read_size,
     shrink_picture,
 )
-from services.common.images.picture_process import PictureProcess
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
+from flotilla_common.images.picture_process import PictureProcess
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.python_command import python_command
 from tests.common.images.odd_pictures import ANEW, KEPT, ODD, RED, odd_file
 from tests.support.process_commands import command_of
 
 _DIGESTS = """
 import hashlib, json, sys
-from services.common.images.picture_files import decode_picture
+from flotilla_common.images.picture_files import decode_picture
 found = []
 while head := sys.stdin.buffer.read(8):
     data = sys.stdin.buffer.read(int.from_bytes(head, "big"))
@@ -149,5 +149,5 @@ def _children() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if "services.common.images.picture_child" in command_of(child)
+        if "flotilla_common.images.picture_child" in command_of(child)
     ]

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from services.common.images.picture_files import PictureRefused, read_picture
-from services.common.images.pixels import PixelReader
-from services.common.images.vision_family import load_vision_family
-from services.common.spec.spec import VisionConfig
+from flotilla_common.images.picture_files import PictureRefused, read_picture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.vision_family import load_vision_family
+from flotilla_common.spec.spec import VisionConfig
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 SIZES = ((1, 1), (320, 240), (1366, 768), (8000, 41))

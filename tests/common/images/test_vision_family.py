@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from services.common.images.picture import Picture
-from services.common.images.placeholders import check_places, collapse_pictures, expand_pictures
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import VisionConfig
+from flotilla_common.images.picture import Picture
+from flotilla_common.images.placeholders import check_places, collapse_pictures, expand_pictures
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import VisionConfig
 
 _CONFIGS = {
     "qwen2_5_vl": ({"patch_size": 14, "spatial_merge_size": 2}, {"min_pixels": 3136}),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.models.expert_models import check_routing_replay, count_experts
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
+from flotilla_common.models.expert_models import check_routing_replay, count_experts
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig
 
 
 @pytest.mark.parametrize(

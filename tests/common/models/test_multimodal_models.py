@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from services.common.models.multimodal_models import (
+from flotilla_common.models.multimodal_models import (
     TRAINED_TYPES,
     check_trainable_text,
     is_multimodal,
     name_in_files,
     other_parts,
 )
-from services.common.rpc.errors import ConfigError
+from flotilla_common.rpc.errors import ConfigError
 
 
 def settings(kind: str, **others: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from services.common.models import text_only
-from services.common.models.text_only import add_to_python_path, find_stand_ins
+from flotilla_common.models import text_only
+from flotilla_common.models.text_only import add_to_python_path, find_stand_ins
 
 # What the image processors of transformers do as they are imported.
 USES = """

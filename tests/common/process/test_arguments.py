@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.common.process.arguments import parse_arguments
-from services.common.spec.config import ConfigModel, find_tables
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.learner.config.learner import LearnerConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.process.arguments import parse_arguments
+from flotilla_common.spec.config import ConfigModel, find_tables
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 
 SERVICES = {"env_gateway": EnvGatewayConfig, "learner": LearnerConfig, "rollout": RolloutConfig}
 

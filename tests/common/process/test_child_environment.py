@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.child_environment import child_environment, seen_by_children
+from flotilla_common.process.child_environment import child_environment, seen_by_children
 
 SECRETS = {
     "FLEET_API_KEY": "canary-fleet-0001",

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.process.line_channel import ChildLostError, LineChannel, describe_log_end
-from services.common.process.python_command import python_command
+from flotilla_common.process.line_channel import ChildLostError, LineChannel, describe_log_end
+from flotilla_common.process.python_command import python_command
 from tests.support.process_commands import command_of
 
 _ECHO = """

@@ -6,7 +6,7 @@ import sys
 
 PROGRAM = """
 import gc, json, weakref
-from services.common.process.loaded_objects import freeze_loaded_objects
+from flotilla_common.process.loaded_objects import freeze_loaded_objects
 
 class Cycle:
     def __init__(self):

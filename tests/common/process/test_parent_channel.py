@@ -2,12 +2,12 @@
 
 import subprocess
 
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.python_command import python_command
 
 _CHILD = """
 import os, sys
-from services.common.process.parent_channel import ParentChannel
+from flotilla_common.process.parent_channel import ParentChannel
 parent = ParentChannel()
 print("noise")
 os.system("echo more noise; cat")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.private_process import keep_private
+from flotilla_common.process.private_process import keep_private
 from tests.common.process.test_service_main import SPEC
 from tests.support import echo_service
 from tests.support.repository import ROOT

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import grpc.aio
 
-from services.common.process.python_command import tied_command
+from flotilla_common.process.python_command import tied_command
 from tests.support.repository import ROOT
 from tests.support.started_process import start_beside
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ async def test_a_tied_child_hears_of_the_death_of_its_parent() -> None:
     child = "import os, signal, sys; print(os.getpid(), flush=True); signal.pause()"
     parent = (
         "import signal, subprocess, sys\n"
-        "from services.common.process.python_command import tied_command\n"
+        "from flotilla_common.process.python_command import tied_command\n"
         f"subprocess.run(tied_command(signal.SIGTERM, sys.executable, '-c', {child!r}))"
     )
     process, pid = await start_beside((sys.executable, "-c", parent), cwd=ROOT)

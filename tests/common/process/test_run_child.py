@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.process.run_child import run_child
+from flotilla_common.process.run_child import run_child
 from tests.support.waiting import until
 
 _ECHO = "import sys; print(sys.stdin.read()); print('no', file=sys.stderr); sys.exit(3)"

@@ -12,16 +12,16 @@ import pytest
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
-from services.common.process.run_membership import (
+from flotilla_common.process.run_membership import (
     Membership,
     RaisedAlarm,
     ReplicaIdentity,
     ReplicaStatus,
 )
-from services.common.rpc import rpc
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.peer_channels import Peers
-from services.wire.registry import load_registry
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.peer_channels import Peers
+from flotilla_common.wire.registry import load_registry
 from tests.common.registry import FakeRegistry, refusal
 from tests.support import echo_service
 from tests.support.waiting import until

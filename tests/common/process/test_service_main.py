@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
-from services.common.process.service_main import run_service_process
-from services.common.rpc import rpc
-from services.launcher.security import certificates
+from flotilla_common.process.service_main import run_service_process
+from flotilla_common.rpc import rpc
+from flotilla_launcher.security import certificates
 from tests.common.registry import FakeRegistry
 from tests.common.sample_service import SampleConfig, run
 from tests.support import echo_service
@@ -152,7 +152,7 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     (tmp_path / "spec.toml").write_text(SPEC)
     given = ["--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path), *arguments]
     # The setting lasts as long as the process, which is that of the tests.
-    kept = mock.patch("services.common.process.service_main.keep_private")
+    kept = mock.patch("flotilla_common.process.service_main.keep_private")
     with kept as called, pytest.raises(SystemExit) as exit_:
         run_service_process("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)
     called.assert_called_once_with()

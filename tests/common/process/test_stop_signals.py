@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from services.common.process.stop_signals import STOP_SIGNALS, StopSignals, remove_from_loop
+from flotilla_common.process.stop_signals import STOP_SIGNALS, StopSignals, remove_from_loop
 
 
 class Heard:

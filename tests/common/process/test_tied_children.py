@@ -9,13 +9,13 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from services.common.process.tied_children import tie_children
+from flotilla_common.process.tied_children import tie_children
 from tests.support.started_process import start_process
 
 # One that is tied, and one that was started behind the block.
 _PARENT = """
 import multiprocessing, time
-from services.common.process.tied_children import tie_children
+from flotilla_common.process.tied_children import tie_children
 
 if __name__ == "__main__":
     context = multiprocessing.get_context({method!r})

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.ray_cluster.machine_resources import ExpectedMachines, machine_offers
-from services.common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
-from services.common.ray_cluster.node_folder import NodeFolder
-from services.common.ray_cluster.ray_node import NodePlan, RayNode
-from services.common.rpc.free_ports import free_port
+from flotilla_common.ray_cluster.machine_resources import ExpectedMachines, machine_offers
+from flotilla_common.ray_cluster.machine_watch import MachinesLostError, MachineWatch
+from flotilla_common.ray_cluster.node_folder import NodeFolder
+from flotilla_common.ray_cluster.ray_node import NodePlan, RayNode
+from flotilla_common.rpc.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ class Machines:
 
     async def watch(self, count: int = 2, join_s: float = 60.0) -> MachineWatch:
         expected = ExpectedMachines(
-            count, 1, count, join_s, "services.rollout.nodes", "x.workers", "go"
+            count, 1, count, join_s, "flotilla_rollout.nodes", "x.workers", "go"
         )
         address = f"{HEAD}:{self.port}"
         return await MachineWatch.open_watch(address, TOKEN, expected, self.logs / "watch.log")
@@ -77,7 +77,7 @@ async def test_a_machine_reports_that_it_has_to_go_and_is_dismissed(tmp_path: Pa
         await watch.dismiss_machines()
         assert there.folder.over.exists()
         await watch.close()
-        missing = r"machine 2 of 3 has not joined in 1 s: run `python -m services\.rollout\.nodes"
+        missing = r"machine 2 of 3 has not joined in 1 s: run `python -m flotilla_rollout\.nodes"
         with pytest.raises(MachinesLostError, match=missing):
             await there.watch(count=3, join_s=1.0)
 

@@ -1,4 +1,4 @@
-from services.common.rpc.deadlines import loop_time, seconds_left
+from flotilla_common.rpc.deadlines import loop_time, seconds_left
 
 
 async def test_the_time_left_ends_with_the_loop_s_clock_and_is_never_0() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.common.rpc import first_message_deadline, rpc
+from flotilla_common.rpc import first_message_deadline, rpc
 from tests.support import echo_service
 from tests.support.half_sent_calls import MESSAGE_BYTES, half_sent
 

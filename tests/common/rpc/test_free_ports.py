@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc import free_ports
-from services.common.rpc.free_ports import free_address, free_port
+from flotilla_common.rpc import free_ports
+from flotilla_common.rpc.free_ports import free_address, free_port
 
 
 def test_the_kernel_gives_a_free_port_to_no_connection() -> None:

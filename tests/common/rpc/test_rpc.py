@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from services.common.rpc import rpc
-from services.common.rpc.errors import ConfigError, ServiceError
-from services.common.telemetry import trace
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ConfigError, ServiceError
+from flotilla_common.telemetry import trace
 from tests.common.conftest import Serve
 from tests.support import echo_service
 

@@ -21,9 +21,9 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import training_service_pb2 as training_pb
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.rollout.v1 import rollout_service_pb2 as rollout_pb
-from services.common.rpc import rpc, rpc_options, rpc_retries
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.free_ports import free_address
+from flotilla_common.rpc import rpc, rpc_options, rpc_retries
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.free_ports import free_address
 from tests.common.conftest import Serve, StartProcess
 from tests.support import echo_service
 from tests.support.closed_channels import TIMES

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.common.rpc.stalled_streams import StalledError, read_paced
+from flotilla_common.rpc.stalled_streams import StalledError, read_paced
 
 
 class Part:

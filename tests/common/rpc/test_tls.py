@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc import rpc
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.network_addresses import advertised_address, check_dial, check_listen
-from services.common.rpc.tls import TLS_VARIABLE, Tls, from_text, read_tls
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.network_addresses import advertised_address, check_dial, check_listen
+from flotilla_common.rpc.tls import TLS_VARIABLE, Tls, from_text, read_tls
 from tests.support import echo_service
 from tests.support.outsiders import beyond_loopback, of_one_authority, other_run, run
 

@@ -11,12 +11,12 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
-from services.common.process.run_membership import Membership, ReplicaIdentity, ReplicaStatus
-from services.common.rpc import rpc
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.peer_channels import Peers
-from services.common.rpc.tls import Tls, likely_cause
-from services.wire.registry import load_registry
+from flotilla_common.process.run_membership import Membership, ReplicaIdentity, ReplicaStatus
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.peer_channels import Peers
+from flotilla_common.rpc.tls import Tls, likely_cause
+from flotilla_common.wire.registry import load_registry
 from tests.common.registry import FakeRegistry
 from tests.support import echo_service
 from tests.support.outsiders import RUN, beyond_loopback, other_run, run

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.trajectory import Trajectory
-from services.common.process.own_version import own_version
-from services.common.run_folder.token_stats import TokenStatsError, encode_stats, read_token_stats
-from services.learner.dumps.step_stats import join_stats
-from services.learner.types import Standing, StepTokens
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.process.own_version import own_version
+from flotilla_common.run_folder.token_stats import TokenStatsError, encode_stats, read_token_stats
+from flotilla_learner.dumps.step_stats import join_stats
+from flotilla_learner.types import Standing, StepTokens
 from tests.common.episodes.texts import (
     environment,
     policy,

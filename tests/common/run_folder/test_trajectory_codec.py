@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Experts, Media, Sequence, Trajectory, content_digest
-from services.common.run_folder.trajectory_codec import (
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Experts, Media, Sequence, Trajectory, content_digest
+from flotilla_common.run_folder.trajectory_codec import (
     array_bytes,
     record_digest,
     restore_trajectory,

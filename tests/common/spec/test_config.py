@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, canonical_json, find_tables, parse_config
-from services.common.spec.spec import SharedConfig, parse_shared
-from services.common.spec.spec_loading import apply_override, load_spec
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import ConfigModel, canonical_json, find_tables, parse_config
+from flotilla_common.spec.spec import SharedConfig, parse_shared
+from flotilla_common.spec.spec_loading import apply_override, load_spec
 
 
 class Engine(ConfigModel):

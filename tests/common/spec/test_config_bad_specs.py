@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from services.common.process.arguments import parse_arguments
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import ConfigModel, canonical_json, parse_config
-from services.common.spec.spec import parse_shared
-from services.common.spec.spec_loading import load_spec
+from flotilla_common.process.arguments import parse_arguments
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import ConfigModel, canonical_json, parse_config
+from flotilla_common.spec.spec import parse_shared
+from flotilla_common.spec.spec_loading import load_spec
 
 
 class Optimizer(ConfigModel):

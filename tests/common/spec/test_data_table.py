@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.data_table import expand_data_table
-from services.common.spec.spec_loading import load_spec
-from services.launcher.run_spec import parse_spec
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.data_table import expand_data_table
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.run_spec import parse_spec
 
 TOML = """
 name = "mine"
@@ -42,7 +42,7 @@ def test_it_becomes_a_command_and_the_files_that_it_makes(tmp_path: Path) -> Non
     folder = made["creates"]
     assert folder.startswith("build/data/mine-")
     assert made["command"][3:] == [
-        *("services.launcher.cli.app", "data", "prepare", "--out", folder),
+        *("flotilla_launcher.cli.app", "data", "prepare", "--out", folder),
         *("--env=shop,booking", "--difficulty=1,2", "--max-tasks=100", "--eval-ratio=0.2"),
         *("--strict", "--", "tasks.json"),
     ]

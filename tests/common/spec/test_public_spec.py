@@ -1,7 +1,7 @@
 """A run spec as others may see it."""
 
-from services.common.spec.public_spec import redact_spec
-from services.common.text.redaction import add_secret
+from flotilla_common.spec.public_spec import redact_spec
+from flotilla_common.text.redaction import add_secret
 
 
 def test_a_spec_is_shown_without_its_secrets() -> None:

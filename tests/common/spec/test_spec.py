@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.common.spec.spec import PolicyConfig
+from flotilla_common.spec.spec import PolicyConfig
 
 
 def policy(**scaling: str | int | float) -> PolicyConfig:

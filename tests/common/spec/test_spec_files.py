@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.spec_files import named_files
-from services.common.spec.spec_loading import load_spec
+from flotilla_common.spec.spec_files import named_files
+from flotilla_common.spec.spec_loading import load_spec
 
 SPEC = """
 [env_gateway.verifiers]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec_values import (
+from flotilla_common.spec.spec_values import (
     ABSENT,
     compare_specs,
     find_value,

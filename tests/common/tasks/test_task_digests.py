@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_digests import question_digest, task_digest
-from services.common.tasks.task_format import parse_task
+from flotilla_common.tasks.task_digests import question_digest, task_digest
+from flotilla_common.tasks.task_format import parse_task
 
 TASK = {
     "key": "a",

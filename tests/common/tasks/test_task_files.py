@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.tasks.task_files import (
+from flotilla_common.tasks.task_files import (
     TaskFileError,
     parse_rows,
     read_objects,
     read_tasks,
 )
-from services.common.tasks.task_format import TaskError, parse_task
+from flotilla_common.tasks.task_format import TaskError, parse_task
 from tests.support.examples import examples
 
 GOOD = {"key": "a", "prompt": "do it", "env_id": "shop"}

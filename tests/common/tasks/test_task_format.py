@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.tasks.task_format import TaskError, parse_task
+from flotilla_common.tasks.task_format import TaskError, parse_task
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 

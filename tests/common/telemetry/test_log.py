@@ -13,8 +13,8 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.common.telemetry import log
-from services.common.text.redaction import add_secret
+from flotilla_common.telemetry import log
+from flotilla_common.text.redaction import add_secret
 from tests.support.examples import examples
 
 
@@ -38,13 +38,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_a_line_names_who_where_and_what(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup("learner", "run-1", replica=2, pretty=False)
     log.bind(step=7)
-    log.get_logger("services.learner.run.train_loop").info("a step is done", loss=0.5)
+    log.get_logger("flotilla_learner.run.train_loop").info("a step is done", loss=0.5)
     logging.getLogger("grpc").warning("foreign %d", 3)
     ours, foreign = lines(capsys)
     expected = {"service": "learner", "replica": 2, "run_id": "run-1", "step": 7}
     assert expected.items() <= ours.items()
     assert {"event": "a step is done", "loss": 0.5, "level": "info"}.items() <= ours.items()
-    assert ours["logger"] == "services.learner.run.train_loop"
+    assert ours["logger"] == "flotilla_learner.run.train_loop"
     assert {**expected, "event": "foreign 3", "logger": "grpc"}.items() <= foreign.items()
 
 

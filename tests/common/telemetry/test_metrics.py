@@ -2,7 +2,7 @@
 
 import urllib.request
 
-from services.common.telemetry import metrics
+from flotilla_common.telemetry import metrics
 
 
 def _scrape(address: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.telemetry.watchdog import Stages, Standstill, Watchdog
+from flotilla_common.telemetry.watchdog import Stages, Standstill, Watchdog
 
 
 def test_a_stage_is_reported_past_its_limit_and_again_when_the_time_has_doubled() -> None:

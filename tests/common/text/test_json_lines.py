@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from pydantic import Base64Bytes
 
-from services.common.text.json_lines import decode_line, encode_line
+from flotilla_common.text.json_lines import decode_line, encode_line
 
 
 @dataclass(frozen=True, slots=True)

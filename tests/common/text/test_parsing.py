@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.text.parsing import (
+from flotilla_common.text.parsing import (
     ParseError,
     TextLimits,
     TooLargeError,

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from services.common.telemetry.log import format_event
-from services.common.text.printable_text import (
+from flotilla_common.telemetry.log import format_event
+from flotilla_common.text.printable_text import (
     first_line,
     json_line,
     make_visible,

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from services.common.text.redaction import (
+from flotilla_common.text.redaction import (
     find_references,
     is_secret_name,
     secret_values,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.common.process.host_identity import host_digest
-from services.common.weights import fingerprint as module
-from services.common.weights.fingerprint import (
+from flotilla_common.process.host_identity import host_digest
+from flotilla_common.weights import fingerprint as module
+from flotilla_common.weights.fingerprint import (
     TensorEntry,
     checksum64,
     compute_fingerprint,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.weights import network_interfaces
-from services.common.weights.network_interfaces import (
+from flotilla_common.weights import network_interfaces
+from flotilla_common.weights.network_interfaces import (
     INTERFACE_VARIABLES,
     choose_interface,
     interface_names,
@@ -65,7 +65,7 @@ def test_gloo_and_nccl_use_it_unless_the_environment_names_one(
 def test_nothing_but_the_standard_library_is_needed() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "import services.common.weights.network_interfaces;"
+        "import flotilla_common.weights.network_interfaces;"
         "print([m for m in sys.modules if m.split('.')[0] not in"
         " {*sys.stdlib_module_names, 'services', '__main__'} and '__editable__' not in m])"
     )

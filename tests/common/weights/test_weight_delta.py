@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.common.weights.weight_delta import (
+from flotilla_common.weights.weight_delta import (
     Change,
     DamagedDeltaError,
     apply_change,

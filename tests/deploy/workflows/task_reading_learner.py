@@ -1,7 +1,7 @@
 """A fake learner that knows the data prepared for it, as the real one does."""
 
-from services.common.process.service_main import run_service_process
-from services.wire.registry import load_registry
+from flotilla_common.process.service_main import run_service_process
+from flotilla_common.wire.registry import load_registry
 from tests.support.fake_service import FakeConfig, serve
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.run_spec import read_spec
-from services.launcher.security import launcher_address
-from services.launcher.state import RunState
-from services.launcher.store.ledger import Ledger, StoredRun
-from services.learner.config.tracking import TrackingConfig
-from services.learner.sampling.tasks import load_tasks
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.run_spec import read_spec
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.state import RunState
+from flotilla_launcher.store.ledger import Ledger, StoredRun
+from flotilla_learner.config.tracking import TrackingConfig
+from flotilla_learner.sampling.tasks import load_tasks
 from tests.reading.data.made_tasks import make_row
 from tests.support.launcher import forged_command, forged_fakes, left_running, spec
 from tests.support.repository import ROOT
@@ -65,7 +65,7 @@ def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
     wish = spec(learner={"steps": steps, "step_s": 0.1}, data={"source": str(source)})
     wish["launcher"]["modules"]["learner"] = "tests.deploy.workflows.task_reading_learner"
     (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
-    real = f'exec {shlex.join(forged_command("-m", "services.launcher.cli.app"))} "$@"'
+    real = f'exec {shlex.join(forged_command("-m", "flotilla_launcher.cli.app"))} "$@"'
     program = folder / ".venv-sky/bin/flotilla"
     program.write_text(f"#!/bin/sh\n{flotilla or real}\n")
     program.chmod(0o755)
@@ -105,7 +105,7 @@ async def launcher(runs: Path) -> AsyncGenerator[str]:
     """A separate launcher; yields the secret that a repository keeps of it."""
     await asyncio.to_thread(runs.mkdir)
     process = await asyncio.create_subprocess_exec(
-        *forged_command("-m", "services.launcher", "--runs", str(runs)),
+        *forged_command("-m", "flotilla_launcher", "--runs", str(runs)),
         cwd=ROOT,
         env={**os.environ, **forged_fakes()},
         stderr=asyncio.subprocess.DEVNULL,

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.common.process.python_command import python_command
-from services.common.spec.spec_loading import load_spec
-from services.launcher.run_spec import read_spec
-from services.launcher.state import RunState
+from flotilla_common.process.python_command import python_command
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.run_spec import read_spec
+from flotilla_launcher.state import RunState
 from tests.deploy.workflows.test_steps import checkout, stored_runs
 from tests.support.launcher import forged_command, left_running
 from tests.support.repository import ROOT
@@ -268,7 +268,7 @@ def test_a_cancelled_job_stops_its_run_in_the_same_folder(job: Job) -> None:
 
 def job_of_fakes(tmp_path: Path) -> Job:
     """A job with the real command, whose spec has fakes for services and takes some seconds."""
-    command = shlex.join(forged_command("-m", "services.launcher.cli.app"))
+    command = shlex.join(forged_command("-m", "flotilla_launcher.cli.app"))
     (tmp_path / "fakes").mkdir()
     fakes = checkout(tmp_path / "fakes/job", steps=40)
     job = Job(tmp_path, f'exec {command} "$@"')

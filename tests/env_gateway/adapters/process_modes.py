@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.env_gateway.adapters import process_namespace
+from flotilla_env_gateway.adapters import process_namespace
 
 MODES = ["namespace", "reaper"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.common.process.python_command import python_command
-from services.env_gateway.adapters import child_process
-from services.env_gateway.adapters.child_process import ChildProcess
+from flotilla_common.process.python_command import python_command
+from flotilla_env_gateway.adapters import child_process
+from flotilla_env_gateway.adapters.child_process import ChildProcess
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
 from tests.support.marked_processes import Mark
 from tests.support.repository import ROOT
@@ -26,8 +26,8 @@ _STARTING = (
 )
 _GATEWAY = """
 import asyncio, sys
-from services.env_gateway.adapters import process_namespace
-from services.env_gateway.adapters.child_process import ChildProcess
+from flotilla_env_gateway.adapters import process_namespace
+from flotilla_env_gateway.adapters.child_process import ChildProcess
 
 if sys.argv[1] == "reaper":
     process_namespace.find_bubblewrap = lambda: None

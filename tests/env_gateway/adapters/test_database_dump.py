@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from services.env_gateway.adapters import database_dump as dump
+from flotilla_env_gateway.adapters import database_dump as dump
 
 TABLES = "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT);INSERT INTO items VALUES (1, 'a');"
 

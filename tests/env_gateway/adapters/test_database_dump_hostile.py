@@ -16,22 +16,22 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.domain.attempts import NoGradeReason
-from services.common.tasks.task_format import Task
-from services.env_gateway.adapters import database_dump as dump
-from services.env_gateway.adapters.fleet.wire import (
+from flotilla_common.domain.attempts import NoGradeReason
+from flotilla_common.tasks.task_format import Task
+from flotilla_env_gateway.adapters import database_dump as dump
+from flotilla_env_gateway.adapters.fleet.wire import (
     InitialState,
     SnapshotCache,
     parse_initial_state,
     parse_rows,
 )
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.supervised_server import FixedAddress
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import QueryError, Rows
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.backend import McpBackend
+from flotilla_env_gateway.adapters.supervised_server import FixedAddress
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import QueryError, Rows
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT
 from tests.support.examples import examples
 from tests.support.fake_gateway import open_spec, opened

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.text.parsing import TooLargeError
-from services.env_gateway.adapters.event_stream import Event, read_events
+from flotilla_common.text.parsing import TooLargeError
+from flotilla_env_gateway.adapters.event_stream import Event, read_events
 
 STREAM = (
     b": a comment\n\nid: 1\ndata:\n\ndata: one\ndata: two\n\nevent: endpoint\r\ndata:three\r\n\r\n"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.env_gateway.adapters import http_client
-from services.env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
-from services.env_gateway.adapters.mcp.http_transport import HttpTransport
-from services.env_gateway.adapters.mcp.session import McpSession
-from services.env_gateway.ports import BackendError
+from flotilla_env_gateway.adapters import http_client
+from flotilla_env_gateway.adapters.http_client import HttpError, exchange_json, open_http_session
+from flotilla_env_gateway.adapters.mcp.http_transport import HttpTransport
+from flotilla_env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.ports import BackendError
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT, answer
 from tests.support.http_server import serving_app
 

@@ -5,11 +5,11 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.text import redaction
-from services.common.text.redaction import add_secret
-from services.env_gateway.adapters import stderr_tail
-from services.env_gateway.adapters.child_process import ChildProcess
-from services.env_gateway.adapters.stderr_tail import PASSED_BYTES, OutputAllowance
+from flotilla_common.text import redaction
+from flotilla_common.text.redaction import add_secret
+from flotilla_env_gateway.adapters import stderr_tail
+from flotilla_env_gateway.adapters.child_process import ChildProcess
+from flotilla_env_gateway.adapters.stderr_tail import PASSED_BYTES, OutputAllowance
 from tests.support.loop_watch import watched_loop
 
 _FLOOD_BYTES = 8 * 2**20

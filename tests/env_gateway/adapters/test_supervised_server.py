@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from services.env_gateway.adapters.supervised_server import SupervisedServer
+from flotilla_env_gateway.adapters.supervised_server import SupervisedServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
 from tests.support.loop_watch import watched_loop
 from tests.support.marked_processes import Mark

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.tasks.task_format import parse_task
-from services.common.text import redaction
-from services.common.text.redaction import add_secret
-from services.env_gateway.adapters.child_process import ChildProcess
-from services.env_gateway.adapters.embedded.pool import WorkerPool
-from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.server_address import connect_server
-from services.env_gateway.adapters.supervised_server import SupervisedServer
-from services.env_gateway.config.backends import FleetOpenEnvConfig, McpServer
-from services.env_gateway.ports import ProvisionRequest
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_common.text import redaction
+from flotilla_common.text.redaction import add_secret
+from flotilla_env_gateway.adapters.child_process import ChildProcess
+from flotilla_env_gateway.adapters.embedded.pool import WorkerPool
+from flotilla_env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.adapters.server_address import connect_server
+from flotilla_env_gateway.adapters.supervised_server import SupervisedServer
+from flotilla_env_gateway.config.backends import FleetOpenEnvConfig, McpServer
+from flotilla_env_gateway.ports import ProvisionRequest
 from tests.support.fake_gateway import task_json
 from tests.support.waiting import until
 

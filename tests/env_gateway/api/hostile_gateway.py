@@ -13,9 +13,9 @@ import grpc
 from aiohttp import web
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway.adapters.mcp.backend import build_mcp_backend
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import Execution
+from flotilla_env_gateway.adapters.mcp.backend import build_mcp_backend
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.ports import Execution
 from tests.env_gateway.api.held_loop import Held, held_loops
 from tests.env_gateway.api.raw_wire import Wire
 from tests.support.fake_gateway import task_json

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
 from tests.support.fake_gateway import task_json
 from tests.support.threaded_gateway import TOKEN, ServedGateway, served
 from tests.support.waiting import wait_until

@@ -1,6 +1,6 @@
 """Alarms of environments whose tools or version changed."""
 
-from services.env_gateway.api.alarms import GatewayAlarms
+from flotilla_env_gateway.api.alarms import GatewayAlarms
 
 KEY = ("tools_changed", "shop")
 

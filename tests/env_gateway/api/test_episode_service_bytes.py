@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.rpc import rpc, rpc_options
+from flotilla_common.rpc import rpc, rpc_options
 from tests.env_gateway.api.raw_wire import AUTHORIZED, METHODS, SERVICE, Refused, Wire
 from tests.support.examples import examples
 from tests.support.threaded_gateway import TOKEN

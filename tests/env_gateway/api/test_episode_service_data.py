@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway.ports import CallResult, Text
+from flotilla_env_gateway.ports import CallResult, Text
 from tests.env_gateway.api.raw_wire import Refused, Wire
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway.ports import Execution
-from services.env_gateway.verify.protocol import LINE_BYTES, ProtocolError, parse_message
+from flotilla_env_gateway.ports import Execution
+from flotilla_env_gateway.verify.protocol import LINE_BYTES, ProtocolError, parse_message
 from tests.env_gateway.api.held_loop import held_loops
 from tests.env_gateway.api.hostile_gateway import Hostile, hostile_gateway
 from tests.env_gateway.api.raw_wire import Refused

@@ -15,12 +15,12 @@ from typing import Any
 
 import grpc.aio
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_address
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 from tests.contract.test_episode_service import EpisodeClient
 from tests.support.repository import ROOT
 from tests.support.waiting import until
@@ -89,7 +89,7 @@ async def process(folder: Path) -> AsyncGenerator[Process]:
     spec = folder / "spec.json"
     spec.write_text(json.dumps(SPEC))
     address, metrics = (free_address() for _ in range(2))
-    command = (sys.executable, "-m", "services.env_gateway", "--config", str(spec))
+    command = (sys.executable, "-m", "flotilla_env_gateway", "--config", str(spec))
     run = ("--run-id", "shown", "--run-dir", str(folder / "run"))
     started = await asyncio.create_subprocess_exec(
         *(*command, *run, "--listen", address, "--metrics-listen", metrics),
@@ -133,7 +133,7 @@ async def play(gateway: EpisodeClient) -> str:
 
 
 async def flotilla(*arguments: str) -> tuple[int, str]:
-    command = (sys.executable, "-m", "services.launcher.cli.app", "env", "status", *arguments)
+    command = (sys.executable, "-m", "flotilla_launcher.cli.app", "env", "status", *arguments)
     started = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.backends.harness import Call
 
 

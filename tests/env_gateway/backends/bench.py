@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from services.common.domain.attempts import Grade, ToolOutcome
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Backend, CallAnswer, Instance, ProvisionRequest
+from flotilla_common.domain.attempts import Grade, ToolOutcome
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import Backend, CallAnswer, Instance, ProvisionRequest
 from tests.env_gateway.backends.harness import BackendHarness, Call
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway

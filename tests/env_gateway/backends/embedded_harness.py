@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.adapters.embedded.backend import EmbeddedBackend
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
 

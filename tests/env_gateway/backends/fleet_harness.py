@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.bench import Bench, opened_bench
 from tests.env_gateway.backends.harness import Can
@@ -27,7 +27,7 @@ class Emulator:
 
     def start(self, *options: str) -> None:
         self._process, line = start_process(
-            environment_command("-m", "environments.fleet_emulator", *options),
+            environment_command("-m", "flotilla_environments.fleet_emulator", *options),
             env={**os.environ, **({"FLOTILLA_ENV_TOKEN": _KEY} if self._guarded else {})},
         )
         self._created = 0

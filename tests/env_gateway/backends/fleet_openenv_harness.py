@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.env_gateway.adapters.fleet_openenv.backend import PATH_VARIABLE
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.adapters.fleet_openenv.backend import PATH_VARIABLE
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.fleet_harness import Emulator
 from tests.env_gateway.backends.harness import Can

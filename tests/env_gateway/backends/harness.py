@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.ports import Backend
 
 Call = tuple[str, dict[str, Any]]
 

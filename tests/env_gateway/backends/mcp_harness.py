@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
 from tests.support.environment_processes import environment_command, server_pid
@@ -19,7 +19,7 @@ class McpHarness(BookingTasks):
     can = frozenset(Can) - {Can.SHOW_END}
 
     def start(self) -> None:
-        command = environment_command("-m", "environments.serve", "--port", "0")
+        command = environment_command("-m", "flotilla_environments.serve", "--port", "0")
         self._process, line = start_process(command)
         self._url = json.loads(line)["url"]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import stopped
 from tests.env_gateway.backends.harness import Call, Can
 from tests.support.openenv_servers import cut, example_command, sessions

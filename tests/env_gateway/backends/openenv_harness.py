@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from services.env_gateway.ports import Backend
+from flotilla_env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.harness import Can
 from tests.support.openenv_servers import cut, sessions
 from tests.support.started_process import end_process, start_process
 
-_COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", "--die-with-parent")
+_COMMAND = (
+    sys.executable,
+    "-m",
+    "flotilla_environments.serve",
+    "booking",
+    "--openenv",
+    "--die-with-parent",
+)
 
 
 class OpenEnvHarness(BookingTasks):

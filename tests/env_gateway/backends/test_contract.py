@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.ports import BackendError, Orphan, QueryError, Text
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
 from tests.support.fake_gateway import open_spec, states

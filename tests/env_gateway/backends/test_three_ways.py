@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from environments.api import ENV_KEYS, open_instance
-from environments.reference_policies import plan_calls, play_randomly
-from environments.tasks import make_task
-from services.env_gateway.ports import Text
+from flotilla_env_gateway.ports import Text
+from flotilla_environments.api import ENV_KEYS, open_instance
+from flotilla_environments.reference_policies import plan_calls, play_randomly
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench, opened_bench
 from tests.env_gateway.backends.harness import Call, load_harness
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
+from flotilla_env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import VERIFIER
 from tests.support.threaded_gateway import TOKEN, ServedGateway

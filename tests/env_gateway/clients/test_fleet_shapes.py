@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.clients.fleet_shapes import (
+from flotilla_env_gateway.clients.fleet_shapes import (
     find_tool_error,
     normalize_schema,
     to_openai_tool,
     to_tool_result,
 )
-from services.env_gateway.ports import Media, Part, Text
+from flotilla_env_gateway.ports import Media, Part, Text
 
 PNG = Media(b"\x89PNG", "image/png", b"hash", 4)
 PNG_PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.ports import CallResult, CheckReport, Execution, Media, Text, Tool
-from services.wire import enums
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_common.wire import enums
+from flotilla_env_gateway.ports import CallResult, CheckReport, Execution, Media, Text, Tool
 from tests.env_gateway.clients.fleet_task_envs import Here, observation
 
 
@@ -141,7 +141,7 @@ def test_a_task_on_a_screen_begins_with_a_screenshot(here: Here, shown: bool) ->
 def test_a_grade_that_is_not_known_is_none(
     here: Here, execution: Execution, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.grading.grader._BASE_S", 0.001)
+    monkeypatch.setattr("flotilla_env_gateway.grading.grader._BASE_S", 0.001)
     here.grader.executions.extend([execution] * 4)
     with here.env() as env:
         env.reset()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
-from services.common.rpc.free_ports import free_address
-from services.env_gateway.clients.connection import GatewayError
-from services.env_gateway.clients.fleet_task_env import FleetTaskEnv
-from services.env_gateway.ports import BackendError
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_env_gateway.clients.connection import GatewayError
+from flotilla_env_gateway.clients.fleet_task_env import FleetTaskEnv
+from flotilla_env_gateway.ports import BackendError
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here, observation
 from tests.support.threaded_gateway import TOKEN, served
 from tests.support.waiting import until, wait_until
@@ -213,7 +213,7 @@ def test_a_program_uses_a_gateway_that_runs_by_itself(
     )
     monkeypatch.setenv("FLOTILLA_GATEWAY", address)
     monkeypatch.setenv("FLOTILLA_TOKEN", TOKEN)
-    command = [sys.executable, "-m", "services.env_gateway", "--config", str(spec)]
+    command = [sys.executable, "-m", "flotilla_env_gateway", "--config", str(spec)]
     command += ["--listen", address, "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:

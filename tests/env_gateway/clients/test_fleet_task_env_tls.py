@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.tls import TLS_VARIABLE
-from services.env_gateway.clients.fleet_task_env import make_fleet_task_env
-from services.launcher.security import certificates
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.tls import TLS_VARIABLE
+from flotilla_env_gateway.clients.fleet_task_env import make_fleet_task_env
+from flotilla_launcher.security import certificates
 from tests.env_gateway.clients.fleet_task_envs import TASK, Here
 from tests.support.outsiders import RUN, beyond_loopback, run
 from tests.support.threaded_gateway import TOKEN, served

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
 
 
 @pytest.mark.parametrize(

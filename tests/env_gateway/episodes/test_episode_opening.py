@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.http_client import exchange_json, open_http_session
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.supervised_server import SupervisedServer
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.http_client import exchange_json, open_http_session
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.adapters.supervised_server import SupervisedServer
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, running, task_json
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fleet import wire as fleet_wire
-from services.env_gateway.adapters.supervised_server import SupervisedServer
-from services.env_gateway.api import codec
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.ports import BackendError, Tool
+from flotilla_common.domain.attempts import Grade, NoGradeReason, ToolOutcome
+from flotilla_env_gateway.adapters.fleet import wire as fleet_wire
+from flotilla_env_gateway.adapters.supervised_server import SupervisedServer
+from flotilla_env_gateway.api import codec
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.episodes.instance_journal import InstanceJournal
+from flotilla_env_gateway.ports import BackendError, Tool
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states
 from tests.support.waiting import until
@@ -46,7 +46,7 @@ async def test_a_call_that_goes_wrong_in_any_way_is_of_unknown_outcome_and_taint
 async def test_a_close_that_goes_wrong_in_any_way_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
+    monkeypatch.setattr("flotilla_env_gateway.episodes.instance_deletion._BASE_S", 0.001)
     backend = ScriptedBackend()
     backend.fail_at("close", KeyError("status"), OSError("no more files"))
     async with running(backend) as gateway:

@@ -12,13 +12,13 @@ from typing import Any
 
 from aiohttp import web
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.limits.circuit_breaker import BreakerState
-from services.env_gateway.ports import CallAnswer, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.limits.circuit_breaker import BreakerState
+from flotilla_env_gateway.ports import CallAnswer, Text
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT
 from tests.env_gateway.episodes.napping_server import TOOL
 from tests.support.fake_gateway import open_spec, opened

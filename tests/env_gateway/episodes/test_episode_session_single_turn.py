@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from environments.gsm8k.__main__ import make_question_tasks
-from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.api import codec
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.gateway import Gateway
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.api import codec
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_environments.gsm8k.__main__ import make_question_tasks
+from flotilla_environments.gsm8k.dataset import Question
 from tests.support.environment_processes import environment_command
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
@@ -40,8 +40,8 @@ def question(rule: str) -> dict[str, Any]:
 # The server of each backend, with further settings.
 DOORS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedded": ("", {}),
-    "mcp": ("environments.serve", {"instances": True}),
-    "fleet": ("environments.fleet_emulator", {}),
+    "mcp": ("flotilla_environments.serve", {"instances": True}),
+    "fleet": ("flotilla_environments.fleet_emulator", {}),
 }
 
 

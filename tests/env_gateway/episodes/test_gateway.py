@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.episodes.episode_book import (
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.episodes.episode_book import (
     ANSWERS_KEPT,
     CallSeqError,
     EpisodeLostError,
     EpisodeState,
 )
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallResult, Execution
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, CallResult, Execution
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, states, task_json
 from tests.support.waiting import until
@@ -239,7 +239,7 @@ async def test_an_environment_that_refuses_fails_the_open_and_frees_its_place() 
 async def test_closing_is_tried_until_the_instance_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
+    monkeypatch.setattr("flotilla_env_gateway.episodes.instance_deletion._BASE_S", 0.001)
     backend = ScriptedBackend()
     backend.fail_at("close", *(failure(delivered=None) for _ in range(4)))
     async with running(backend) as gateway:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
 from tests.env_gateway.backends.embedded_harness import EmbeddedHarness
 from tests.env_gateway.backends.fleet_harness import FleetHarness
 from tests.env_gateway.backends.harness import BackendHarness
@@ -56,7 +56,7 @@ def kept() -> dict[str, int]:
     counts: dict[str, int] = {}
     for thing in gc.get_objects():
         kind = type(thing)
-        if str(kind.__module__).startswith("services.env_gateway") or kind.__name__ == "Task":
+        if str(kind.__module__).startswith("flotilla_env_gateway") or kind.__name__ == "Task":
             counts[kind.__qualname__] = counts.get(kind.__qualname__, 0) + 1
     return counts
 

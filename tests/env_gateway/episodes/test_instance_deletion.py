@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.api.status import list_limiters
-from services.env_gateway.episodes import instance_deletion
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.ports import BackendError
+from flotilla_env_gateway.api.status import list_limiters
+from flotilla_env_gateway.episodes import instance_deletion
+from flotilla_env_gateway.episodes.instance_journal import InstanceJournal
+from flotilla_env_gateway.ports import BackendError
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running
 from tests.support.waiting import until

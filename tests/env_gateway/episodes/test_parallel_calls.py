@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.episodes.episode_book import ANSWERS_KEPT, CallSeqError
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.episodes.episode_book import ANSWERS_KEPT, CallSeqError
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, CallAnswer, CallResult, Text
 from tests.support.examples import examples
 from tests.support.fake_environments import TOOLS, ScriptedBackend
 from tests.support.fake_gateway import opened, running

@@ -6,13 +6,13 @@ import json
 import pytest
 from PIL import Image
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters import image_scaling
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Text, Tool
-from services.env_gateway.tools import computer_tool
-from services.env_gateway.tools.computer_tool import make_media
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.adapters import image_scaling
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, CallAnswer, CallResult, Text, Tool
+from flotilla_env_gateway.tools import computer_tool
+from flotilla_env_gateway.tools.computer_tool import make_media
 from tests.support.fake_environments import TOOLS, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.env_gateway.api.alarms import GatewayAlarms
-from services.env_gateway.api.status import update_alarms_forever
-from services.env_gateway.episodes import tool_watch
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.ports import BackendError
+from flotilla_env_gateway.api.alarms import GatewayAlarms
+from flotilla_env_gateway.api.status import update_alarms_forever
+from flotilla_env_gateway.episodes import tool_watch
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.ports import BackendError
 from tests.support.fake_environments import TOOLS, FakeInstance, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.episodes.turn_line import TurnLine, TurnPlace
+from flotilla_env_gateway.episodes.turn_line import TurnLine, TurnPlace
 
 # Enter with a shared place or one alone, or leave as the n-th of those in line.
 Steps = st.lists(st.one_of(st.booleans(), st.integers(0, 9)), max_size=40)

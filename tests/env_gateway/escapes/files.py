@@ -88,7 +88,7 @@ def repository(at):
 
 
 def repository_by_import(at):
-    from services.common.telemetry import log
+    from flotilla_common.telemetry import log
 
     return log is not None
 
@@ -128,7 +128,12 @@ def extension_through_sqlite(at):
 def written(at, act):
     """Try `act` on a new name in every possible folder."""
     folders = [at["folder"], "/", "/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/usr/lib"]
-    folders += ["/verifier", "/verifier/services/env_gateway/verify", sys.prefix, *sys.path]
+    folders += [
+        "/verifier",
+        "/verifier/services/env_gateway/flotilla_env_gateway/verify",
+        sys.prefix,
+        *sys.path,
+    ]
     harm = False
     for folder in folders:
         try:
@@ -171,7 +176,7 @@ def device_files(at):
 
 def own_code(at):
     """The next verifier would run what is written here."""
-    with open("/verifier/services/env_gateway/verify/worker.py", "a") as file:
+    with open("/verifier/services/env_gateway/flotilla_env_gateway/verify/worker.py", "a") as file:
         file.write("raise SystemExit")
     return True
 
@@ -218,7 +223,11 @@ def secret_by_hard_link(at):
 
 
 def libraries_for_writing(at):
-    for path in (os.__file__, sys.executable, "/verifier/services/env_gateway/verify/worker.py"):
+    for path in (
+        os.__file__,
+        sys.executable,
+        "/verifier/services/env_gateway/flotilla_env_gateway/verify/worker.py",
+    ):
         for flags in (os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDONLY | os.O_TRUNC):
             try:
                 os.open(path, flags)

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.ports import Execution, Rows, Verification
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.ports import Execution, Rows, Verification
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.repository import ROOT
 from tests.support.waiting import until
 

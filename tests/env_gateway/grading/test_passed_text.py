@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.api import codec
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.passed_text import PassedText, contains_phrase
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import CallResult, Execution, Media, Text
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.api import codec
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.grading.passed_text import PassedText, contains_phrase
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import CallResult, Execution, Media, Text
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.env_gateway.grading.printed_checks import prints_checks, read_printed_checks
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import CheckReport, Execution
+from flotilla_env_gateway.grading.printed_checks import prints_checks, read_printed_checks
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import CheckReport, Execution
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n"
 

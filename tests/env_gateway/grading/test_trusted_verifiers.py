@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.grading.trusted_verifiers import load_digests
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_env_gateway.config.gateway import VerifiersConfig
+from flotilla_env_gateway.grading.trusted_verifiers import load_digests
 from tests.support.repository import ROOT
 
-OWN = ROOT / "environments/verifiers.sha256"
+OWN = ROOT / "environments/flotilla_environments/verifiers.sha256"
 
 
 def test_the_repositorys_own_are_listed_from_any_working_directory(

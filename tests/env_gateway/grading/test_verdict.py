@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.config.gateway import VerifiersConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verdict import compute_partial_reward, judge_execution
-from services.env_gateway.ports import BackendError, CheckReport, Execution
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.config.gateway import VerifiersConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.grading.verdict import compute_partial_reward, judge_execution
+from flotilla_env_gateway.ports import BackendError, CheckReport, Execution
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_source import VerifierError, find_verifier
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.domain.attempts import NoGradeReason
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import Execution
+from flotilla_common.domain.attempts import NoGradeReason
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import Execution
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

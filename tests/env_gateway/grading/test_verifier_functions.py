@@ -10,19 +10,19 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.rpc.errors import ConfigError
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.replay.record_format import identify_grade
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.grading.verifier_files import load_verifiers
-from services.env_gateway.grading.verifier_functions import NamedVerifier, load_functions
-from services.env_gateway.ports import Submission
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_process import StartError
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.adapters.replay.record_format import identify_grade
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.grading.grader import VerifierRunner
+from flotilla_env_gateway.grading.verifier_files import load_verifiers
+from flotilla_env_gateway.grading.verifier_functions import NamedVerifier, load_functions
+from flotilla_env_gateway.ports import Submission
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_process import StartError
 from tests.env_gateway.verify.sandboxed import needs_sandbox
 from tests.support.environment_processes import environment_command
 from tests.support.fake_environments import FakeGrader
@@ -211,7 +211,7 @@ async def test_a_function_of_the_standard_library_runs_in_the_sandbox(folder: Pa
         ("absent_one:graded", ("absent_one",), "No module named 'absent_one'.*FOLDER/absent_one"),
         ("absent_one:graded", (), "there is no module 'absent_one' in .*FOLDER/absent_one"),
         ("office.absent:graded", (), "there is no module 'office.absent'"),
-        ("services.common.text.redaction:redact", (), "'services' is a package of Flotilla"),
+        ("flotilla.common.v1:redact", (), "'flotilla' is a package of Flotilla"),
         ("standard.py:absent", (), "defines no function 'absent'.*: awaited, first, graded"),
         ("unreadable:graded", (), "does not compile: .* in line 1: def"),
     ],

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import Grade
-from services.common.rpc.errors import ConfigError
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.grading.verifier_files import load_verifiers
+from flotilla_common.domain.attempts import Grade
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.grading.verifier_files import load_verifiers
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.grading_gateway import grading_gateway

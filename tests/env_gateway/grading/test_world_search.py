@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.ports import BackendError, CallResult, Execution, Text, Tool
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.ports import BackendError, CallResult, Execution, Text, Tool
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_environments import FakeInstance, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
-from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
-from services.env_gateway.limits.token_bucket import TokenBucket
+from flotilla_env_gateway.limits.adaptive_concurrency import AdaptiveLimit
+from flotilla_env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
+from flotilla_env_gateway.limits.token_bucket import TokenBucket
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:

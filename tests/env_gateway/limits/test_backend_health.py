@@ -1,7 +1,7 @@
 """Evidence from requests that end, and from those whose callers end them."""
 
-from services.env_gateway.limits.backend_health import HealthEvidence, RequestObserver, UsualTime
-from services.env_gateway.ports import BackendError
+from flotilla_env_gateway.limits.backend_health import HealthEvidence, RequestObserver, UsualTime
+from flotilla_env_gateway.ports import BackendError
 
 
 def usual(at_least_s: float = 1.0, at_most_s: float = 45.0) -> UsualTime:

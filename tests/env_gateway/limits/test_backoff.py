@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.env_gateway.limits.backoff import Backoff
+from flotilla_env_gateway.limits.backoff import Backoff
 
 
 @given(st.floats(0.01, 1.0), st.integers(0, 2**32), st.none() | st.floats(0, 100))

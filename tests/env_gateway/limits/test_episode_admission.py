@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.limits.episode_admission import (
+from flotilla_env_gateway.limits.episode_admission import (
     Admission,
     OverLimitError,
     QueueFullError,

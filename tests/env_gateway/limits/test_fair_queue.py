@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.limits.fair_queue import FairQueue
+from flotilla_env_gateway.limits.fair_queue import FairQueue
 from tests.support.examples import examples
 
 RUNS = "abcd"

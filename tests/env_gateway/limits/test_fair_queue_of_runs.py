@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Verification
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import Verification
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running
 from tests.support.waiting import until

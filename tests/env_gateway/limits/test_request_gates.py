@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit
-from services.env_gateway.limits.backend_health import RequestObserver, UsualTime
-from services.env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
-from services.env_gateway.limits.request_gates import Gate, NoPlaceError
-from services.env_gateway.ports import BackendError, CallAnswer, CallResult
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.limits.adaptive_concurrency import AdaptiveLimit
+from flotilla_env_gateway.limits.backend_health import RequestObserver, UsualTime
+from flotilla_env_gateway.limits.circuit_breaker import BreakerState, CircuitBreaker
+from flotilla_env_gateway.limits.request_gates import Gate, NoPlaceError
+from flotilla_env_gateway.ports import BackendError, CallAnswer, CallResult
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json
 from tests.support.waiting import until

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from services.common.rpc.deadlines import loop_time
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
-from services.env_gateway.limits.request_gates import Gate
-from services.env_gateway.limits.shared_places import SharedPlaces
+from flotilla_common.rpc.deadlines import loop_time
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.limits.adaptive_concurrency import ConcurrencyLimit
+from flotilla_env_gateway.limits.request_gates import Gate
+from flotilla_env_gateway.limits.shared_places import SharedPlaces
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running, task_json

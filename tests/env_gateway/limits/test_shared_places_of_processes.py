@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.rpc import rpc
+from flotilla_common.rpc import rpc
 from tests.env_gateway.episodes.test_episode_session_deadlines import DAY_S, shared_server
 from tests.support.fake_gateway import task_json
 from tests.support.gateway_process import gateway_process

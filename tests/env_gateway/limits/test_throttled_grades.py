@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, Execution
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, Execution
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running

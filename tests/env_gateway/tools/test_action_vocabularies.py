@@ -9,18 +9,18 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 
-from services.common.tasks.task_format import TaskError
-from services.env_gateway.config.gateway import EnvGatewayConfig, ScreenConfig
-from services.env_gateway.ports import Tool
-from services.env_gateway.tools.action_vocabularies import (
+from flotilla_common.tasks.task_format import TaskError
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig, ScreenConfig
+from flotilla_env_gateway.ports import Tool
+from flotilla_env_gateway.tools.action_vocabularies import (
     VOCABULARIES,
     VocabularyName,
     find_family_units,
 )
-from services.env_gateway.tools.computer_tool import Screen, keep_unscaled
-from services.env_gateway.tools.offered_screen import ForeignScreen
-from services.env_gateway.tools.screen_actions import ScreenAction, Units
-from services.env_gateway.tools.spoken_screen import SpokenScreen, find_vocabulary
+from flotilla_env_gateway.tools.computer_tool import Screen, keep_unscaled
+from flotilla_env_gateway.tools.offered_screen import ForeignScreen
+from flotilla_env_gateway.tools.screen_actions import ScreenAction, Units
+from flotilla_env_gateway.tools.spoken_screen import SpokenScreen, find_vocabulary
 from tests.support.repository import ROOT
 
 NAMES: tuple[VocabularyName, ...] = get_args(VocabularyName)

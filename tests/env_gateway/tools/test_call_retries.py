@@ -1,6 +1,6 @@
 """Retries of calls, within a budget."""
 
-from services.env_gateway.tools.call_retries import RetryBudget
+from flotilla_env_gateway.tools.call_retries import RetryBudget
 
 
 def test_retries_are_a_share_of_first_attempts() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.tasks.task_format import TaskError
-from services.env_gateway.adapters.image_scaling import scale_image
-from services.env_gateway.config.gateway import ScreenConfig
-from services.env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
-from services.env_gateway.tools.computer_tool import (
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.tasks.task_format import TaskError
+from flotilla_env_gateway.adapters.image_scaling import scale_image
+from flotilla_env_gateway.config.gateway import ScreenConfig
+from flotilla_env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
+from flotilla_env_gateway.tools.computer_tool import (
     Screen,
     ScreenSize,
     decode_embedded_image,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.common.tasks.task_format import Task
-from services.env_gateway.ports import Tool
-from services.env_gateway.tools.tool_drift import EnvironmentChange, ToolHistory
+from flotilla_common.tasks.task_format import Task
+from flotilla_env_gateway.ports import Tool
+from flotilla_env_gateway.tools.tool_drift import EnvironmentChange, ToolHistory
 
 LOOK = Tool("look", "Looks.", '{"type": "object", "required": []}', read_only=True)
 BUY = Tool("buy", "Buys.", '{"type": "object"}')

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.ports import BackendError
-from services.env_gateway.tools.tool_schemas import dump_schema
+from flotilla_env_gateway.ports import BackendError
+from flotilla_env_gateway.tools.tool_schemas import dump_schema
 
 
 def of_argument(schema: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.tasks.task_format import Task, TaskError, parse_task
-from services.env_gateway.ports import Execution, Text, Tool
-from services.env_gateway.tools.tool_selection import (
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.tasks.task_format import Task, TaskError, parse_task
+from flotilla_env_gateway.ports import Execution, Text, Tool
+from flotilla_env_gateway.tools.tool_selection import (
     NothingToOfferError,
     select_named,
     select_of_modality,

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.env_gateway.verify import verifier_globals
-from services.env_gateway.verify.change_rules import IgnoreConfig
+from flotilla_env_gateway.verify import verifier_globals
+from flotilla_env_gateway.verify.change_rules import IgnoreConfig
 
 with warnings.catch_warnings():
     # The SDK still uses validators of pydantic's first version.

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.env_gateway.verify.sandbox import Sandbox
-from services.env_gateway.verify.verifier_process import StartError, VerifierProcess
+from flotilla_env_gateway.verify.sandbox import Sandbox
+from flotilla_env_gateway.verify.verifier_process import StartError, VerifierProcess
 
 
 def _problem() -> str | None:

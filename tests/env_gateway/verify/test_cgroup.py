@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.verify import cgroup
-from services.env_gateway.verify.cgroup import ControlGroups
-from services.env_gateway.verify.sandbox import Sandbox
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
+from flotilla_env_gateway.verify import cgroup
+from flotilla_env_gateway.verify.cgroup import ControlGroups
+from flotilla_env_gateway.verify.sandbox import Sandbox
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
 from tests.env_gateway.verify.sandboxed import needs_sandbox
 from tests.env_gateway.verify.test_verifier_process import UNTRUSTED
 

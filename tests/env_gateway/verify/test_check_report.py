@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet.verifier import parse_execution
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import CheckReport, Execution
-from services.env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
+from flotilla_env_gateway.adapters.fleet.verifier import parse_execution
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import CheckReport, Execution
+from flotilla_env_gateway.verify.protocol import ProtocolError, VerifierDone, parse_message
 
 JUDGED = "JUDGE ERROR: overloaded"
 

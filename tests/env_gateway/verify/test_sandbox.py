@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import Execution
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import Execution
 from tests.env_gateway.escapes import (
     exhausting,
     files,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.env_gateway.verify import allowed_syscalls, seccomp
+from flotilla_env_gateway.verify import allowed_syscalls, seccomp
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_format import MAX_SOURCE_BYTES, TaskError, parse_task
-from services.env_gateway.verify import verifier_finder
-from services.env_gateway.verify.verifier_finder import VerifierFinder
-from services.env_gateway.verify.verifier_source import VerifierError, VerifierFunction
+from flotilla_common.tasks.task_format import MAX_SOURCE_BYTES, TaskError, parse_task
+from flotilla_env_gateway.verify import verifier_finder
+from flotilla_env_gateway.verify.verifier_finder import VerifierFinder
+from flotilla_env_gateway.verify.verifier_source import VerifierError, VerifierFunction
 from tests.support.fake_gateway import task_json
 
 LONG = "x = 1\n" * 20_000

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import (
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import (
     BackendError,
     Execution,
     QueryError,
@@ -18,9 +18,9 @@ from services.env_gateway.ports import (
     SqlValue,
     Verification,
 )
-from services.env_gateway.verify.change_rules import IgnoreConfig
-from services.env_gateway.verify.protocol import MessageBudget, ProtocolError, parse_message
-from services.env_gateway.verify.verifier_globals import (
+from flotilla_env_gateway.verify.change_rules import IgnoreConfig
+from flotilla_env_gateway.verify.protocol import MessageBudget, ProtocolError, parse_message
+from flotilla_env_gateway.verify.verifier_globals import (
     Database,
     contains_number,
     extract_numbers,
@@ -28,8 +28,8 @@ from services.env_gateway.verify.verifier_globals import (
     normalized_string_comparison,
     without_fleet,
 )
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_source import find_verifier
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_source import find_verifier
 
 SEED = """
 CREATE TABLE bookings (id INTEGER PRIMARY KEY, guest TEXT, hotel_id INT, extra TEXT);

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.ports import CallResult, Execution, Text, Verification
-from services.env_gateway.verify.protocol import LINE_BYTES
-from services.env_gateway.verify.verifier_globals import Database
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_source import find_verifier
+from flotilla_env_gateway.ports import CallResult, Execution, Text, Verification
+from flotilla_env_gateway.verify.protocol import LINE_BYTES
+from flotilla_env_gateway.verify.verifier_globals import Database
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_source import find_verifier
 from tests.support.fake_environments import FakeGrader, ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened, running
 

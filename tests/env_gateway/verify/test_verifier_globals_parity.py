@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.verify import verifier_globals
+from flotilla_env_gateway.verify import verifier_globals
 from tests.env_gateway.verify.fleet_engines import (
     COLUMNS,
     JSON,

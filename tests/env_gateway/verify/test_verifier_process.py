@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.env_gateway.ports import Rows, Verification
-from services.env_gateway.verify import sandbox, seccomp
-from services.env_gateway.verify.protocol import ProtocolError, parse_message
-from services.env_gateway.verify.sandbox import Sandbox
-from services.env_gateway.verify.verifier_pool import SpareProcesses, VerifierPool
-from services.env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
+from flotilla_env_gateway.ports import Rows, Verification
+from flotilla_env_gateway.verify import sandbox, seccomp
+from flotilla_env_gateway.verify.protocol import ProtocolError, parse_message
+from flotilla_env_gateway.verify.sandbox import Sandbox
+from flotilla_env_gateway.verify.verifier_pool import SpareProcesses, VerifierPool
+from flotilla_env_gateway.verify.verifier_process import ProcessCommand, StartError, VerifierProcess
 from tests.env_gateway.verify.sandboxed import needs_sandbox
 from tests.support.repository import ROOT
 from tests.support.started_process import start_beside
@@ -201,8 +201,8 @@ async def test_a_program_that_is_no_worker_is_a_precise_error() -> None:
 
 GATEWAY = """
 import asyncio
-from services.env_gateway.ports import Verification
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.ports import Verification
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
 
 async def snapshot(db):
     print("running", flush=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.verify.verifier_source import VerifierError, find_verifier
+from flotilla_env_gateway.verify.verifier_source import VerifierError, find_verifier
 
 
 @given(st.text())

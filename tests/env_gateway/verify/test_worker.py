@@ -1,9 +1,9 @@
 """Output of a verifier's process: kept at both ends."""
 
-from services.common.domain.attempts import NoGradeReason
-from services.env_gateway.grading.verdict import judge_execution
-from services.env_gateway.ports import Execution
-from services.env_gateway.verify.worker import Bounded
+from flotilla_common.domain.attempts import NoGradeReason
+from flotilla_env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.ports import Execution
+from flotilla_env_gateway.verify.worker import Bounded
 
 
 def test_the_end_of_what_a_verifier_prints_is_kept() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from environments.api import Instance, open_instance
-from environments.fleet_booking.__main__ import for_this_app, is_fleets
-from environments.tasks import load_tasks
+from flotilla_environments.api import Instance, open_instance
+from flotilla_environments.fleet_booking.__main__ import for_this_app, is_fleets
+from flotilla_environments.tasks import load_tasks
 from tests.environments.fleet_booking.solutions.cards import SOLUTIONS as NEW_CARD
 from tests.environments.fleet_booking.solutions.far_stays import SOLUTIONS as FAR_STAYS
 from tests.environments.fleet_booking.solutions.lists import SOLUTIONS as LISTS

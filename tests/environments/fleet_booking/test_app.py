@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from environments.api import ALL_KEYS, ENV_KEYS, Instance, ToolError, open_instance
-from environments.fleet_booking.seed import database
+from flotilla_environments.api import ALL_KEYS, ENV_KEYS, Instance, ToolError, open_instance
+from flotilla_environments.fleet_booking.seed import database
 
 DATES = {"check_in_date": "2026-05-04", "check_out_date": "2026-05-07"}
 SUMMER = "Summer Getaways"

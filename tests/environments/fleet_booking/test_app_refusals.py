@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.api import Instance, ToolError, open_instance
-from environments.fleet_booking.app import FLEET_BOOKING
+from flotilla_environments.api import Instance, ToolError, open_instance
+from flotilla_environments.fleet_booking.app import FLEET_BOOKING
 from tests.support.examples import examples
 
 DATES = {"check_in_date": "2026-05-04", "check_out_date": "2026-05-07"}

@@ -12,8 +12,8 @@ import pytest
 from mcp.client import Client
 from mcp.types import TextContent
 
-from environments.api import Instance, ToolError, open_instance
-from environments.tasks import load_tasks
+from flotilla_environments.api import Instance, ToolError, open_instance
+from flotilla_environments.tasks import load_tasks
 from tests.environments.test_serve import serving
 
 DATES = {"check_in_date": "2026-05-04", "check_out_date": "2026-05-07"}
@@ -51,7 +51,7 @@ def reports(site: Instance, name: str, arguments: dict[str, Any]) -> str:
 
 def rewrite(tmp_path: Path, tasks: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     (tmp_path / "fleet.json").write_text(json.dumps(tasks))
-    command = [sys.executable, "-m", "environments.fleet_booking", "tasks"]
+    command = [sys.executable, "-m", "flotilla_environments.fleet_booking", "tasks"]
     files = [str(tmp_path / "fleet.json"), "--out", str(tmp_path / "out" / "tasks.json")]
     return subprocess.run([*command, *files], capture_output=True, text=True, timeout=30)
 

@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
-from environments.api import Instance
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.grading.printed_checks import read_printed_checks
-from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
-from services.env_gateway.verify.verifier_globals import (
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.grading.printed_checks import read_printed_checks
+from flotilla_env_gateway.ports import QueryError, Rows, SqlValue, Verification
+from flotilla_env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,
     verifier_globals,
     without_fleet,
 )
-from services.env_gateway.verify.verifier_pool import VerifierPool
-from services.env_gateway.verify.verifier_source import find_verifier
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_env_gateway.verify.verifier_source import find_verifier
+from flotilla_environments.api import Instance
 from tests.environments.fleet_booking.solutions.site import Site
 from tests.environments.fleet_booking.task_file import (
     DRAWN_REFERENCE,

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from environments.api import Instance
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
-from services.env_gateway.config.backends import EmbeddedConfig
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.episodes.instance_journal import InstanceJournal
-from services.env_gateway.grading.grader import VerifierRunner
-from services.env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.embedded.backend import EmbeddedBackend
+from flotilla_env_gateway.config.backends import EmbeddedConfig
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.episodes.instance_journal import InstanceJournal
+from flotilla_env_gateway.grading.grader import VerifierRunner
+from flotilla_env_gateway.verify.verifier_pool import VerifierPool
+from flotilla_environments.api import Instance
 from tests.environments.fleet_booking.solutions.site import Site
 from tests.environments.fleet_booking.task_file import SOLUTIONS, TASKS, needs_tasks, open_task
 from tests.support.fake_gateway import open_spec, opened

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from environments.fleet_emulator import command
-from environments.reference_policies import plan_calls
-from environments.task_generator import draw_scenario
-from environments.tasks import verifier_source
+from flotilla_environments.fleet_emulator import command
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import draw_scenario
+from flotilla_environments.tasks import verifier_source
 from tests.environments.fleet_emulator_process import (
     call_tool,
     created,
@@ -306,7 +306,7 @@ def test_a_wrong_option_is_refused_precisely(
 
 
 def test_flotilla_starts_the_emulator_and_teaches_its_two_variables() -> None:
-    flotilla = [sys.executable, "-m", "services.launcher.cli.app", "emulator", "--help"]
+    flotilla = [sys.executable, "-m", "flotilla_launcher.cli.app", "emulator", "--help"]
     shown = subprocess.run(flotilla, capture_output=True, text=True, timeout=20)
     assert shown.returncode == 0
     assert "export FLEET_BASE_URL=http://127.0.0.1:8900 FLEET_API_KEY=anything" in shown.stdout
@@ -317,7 +317,7 @@ def test_what_is_not_installed_is_named_with_the_extra_that_has_it() -> None:
         "import importlib.util, runpy\n"
         "importlib.util.find_spec = lambda name, find=importlib.util.find_spec: "
         "None if name == 'fleet' else find(name)\n"
-        "runpy.run_module('environments.fleet_emulator', run_name='__main__')\n"
+        "runpy.run_module('flotilla_environments.fleet_emulator', run_name='__main__')\n"
     )
     refused = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=20

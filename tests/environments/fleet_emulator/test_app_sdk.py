@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
+from flotilla_environments.tasks import make_task
 from tests.environments.fleet_emulator_process import ERRORS, emulating, sdk, settled, solve
 
 

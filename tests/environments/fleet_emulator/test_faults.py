@@ -9,9 +9,13 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from environments.fleet_emulator.faults import FaultPlan, Faults
-from environments.fleet_emulator.operation_names import classify_request, instance_of, mcp_endpoint
-from environments.reference_policies import plan_calls
+from flotilla_environments.fleet_emulator.faults import FaultPlan, Faults
+from flotilla_environments.fleet_emulator.operation_names import (
+    classify_request,
+    instance_of,
+    mcp_endpoint,
+)
+from flotilla_environments.reference_policies import plan_calls
 from tests.environments.fleet_emulator_process import (
     call_tool,
     created,

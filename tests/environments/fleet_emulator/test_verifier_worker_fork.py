@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from environments.reference_policies import plan_calls
-from environments.task_generator import APPS
-from environments.tasks import make_task
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.fleet_openenv.backend import PATH_VARIABLE, find_fork_folder
-from services.env_gateway.adapters.fleet_openenv.codec import to_task_config
-from services.env_gateway.config.backends import FleetOpenEnvConfig
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.fleet_openenv.backend import PATH_VARIABLE, find_fork_folder
+from flotilla_env_gateway.adapters.fleet_openenv.codec import to_task_config
+from flotilla_env_gateway.config.backends import FleetOpenEnvConfig
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.task_generator import APPS
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.backends.fleet_openenv_harness import PYTHON_VARIABLE
 from tests.environments.fleet_emulator_process import emulating, sdk, solve
 

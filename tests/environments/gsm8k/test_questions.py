@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from environments.api import open_instance
-from environments.gsm8k.__main__ import main
-from environments.gsm8k.arithmetic import SPLITS, make_problem
-from environments.gsm8k.dataset import INSTRUCTION
-from environments.gsm8k.hub import HubError, choose_files
-from environments.gsm8k.verifiers.flexible import last_number
-from environments.gsm8k.verifiers.strict import marked_number
-from environments.tasks import load_tasks
+from flotilla_environments.api import open_instance
+from flotilla_environments.gsm8k.__main__ import main
+from flotilla_environments.gsm8k.arithmetic import SPLITS, make_problem
+from flotilla_environments.gsm8k.dataset import INSTRUCTION
+from flotilla_environments.gsm8k.hub import HubError, choose_files
+from flotilla_environments.gsm8k.verifiers.flexible import last_number
+from flotilla_environments.gsm8k.verifiers.strict import marked_number
+from flotilla_environments.tasks import load_tasks
 from tests.support.examples import examples
 from tests.support.http_answers import Answer, serve_answers
 from tests.support.repository import ROOT
@@ -221,7 +221,14 @@ def hub(files: dict[str, bytes]) -> Generator[str]:
 
 def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command with another hub, which its client reads once per process."""
-    command = (sys.executable, "-m", "environments.gsm8k", "--from", "some/set", *arguments)
+    command = (
+        sys.executable,
+        "-m",
+        "flotilla_environments.gsm8k",
+        "--from",
+        "some/set",
+        *arguments,
+    )
     return subprocess.run(
         [*command, "--out", str(folder / "tasks.json")],
         env={"PATH": "", "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache")},

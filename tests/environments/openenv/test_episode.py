@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from environments.api import ToolError, open_instance
-from environments.openenv import launch
-from environments.openenv.episode import SUBMIT, Choice, Episode, describe_task
-from environments.reference_policies import plan_calls, solve_task
-from environments.task_generator import SPLITS
-from environments.tasks import make_task
+from flotilla_environments.api import ToolError, open_instance
+from flotilla_environments.openenv import launch
+from flotilla_environments.openenv.episode import SUBMIT, Choice, Episode, describe_task
+from flotilla_environments.reference_policies import plan_calls, solve_task
+from flotilla_environments.task_generator import SPLITS
+from flotilla_environments.tasks import make_task
 from tests.environments.test_serve import serving
 from tests.support.environment_processes import environment_command
 
@@ -196,7 +196,7 @@ def test_without_the_package_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_options_that_cannot_be_served_are_refused(options: list[str], error: str) -> None:
-    command = environment_command("-m", "environments.serve", *options)
+    command = environment_command("-m", "flotilla_environments.serve", *options)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert ended.returncode == 2
     assert error in ended.stderr

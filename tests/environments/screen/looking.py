@@ -5,8 +5,8 @@ from typing import Any
 
 from PIL import Image, ImageColor
 
-from environments.api import Instance, Picture
-from environments.screen.layout import COLOURS, PLACE, PLACES
+from flotilla_environments.api import Instance, Picture
+from flotilla_environments.screen.layout import COLOURS, PLACE, PLACES
 
 
 def read_places(png: bytes) -> dict[str, tuple[int, int]]:

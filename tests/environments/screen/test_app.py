@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.reference_policies import plan_calls
-from environments.screen.app import MIXED_UP
-from environments.screen.layout import COLOURS, HEIGHT, PLACE, PLACES, WIDTH
-from environments.task_generator import Scenario, draw_scenario, make_data_id
-from environments.tasks import make_task, verifier_source
+from flotilla_environments.api import ENV_KEYS, Instance, ToolError, open_instance
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.screen.app import MIXED_UP
+from flotilla_environments.screen.layout import COLOURS, HEIGHT, PLACE, PLACES, WIDTH
+from flotilla_environments.task_generator import Scenario, draw_scenario, make_data_id
+from flotilla_environments.tasks import make_task, verifier_source
 from tests.environments.screen.looking import play_by_looking, read_places, use
 from tests.support.verifier_dialect import grade
 

@@ -1,6 +1,6 @@
 import pytest
 
-from environments.server.instance_registry import (
+from flotilla_environments.server.instance_registry import (
     MAX_STOPPED,
     InstanceLimitError,
     InstanceRecord,

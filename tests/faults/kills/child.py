@@ -7,16 +7,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.picture_tables import whole_trajectories_of
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.app import run_learner
-from services.learner.dependencies import LearnerDependencies
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.plan_tables import plans_after
-from services.learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.picture_tables import whole_trajectories_of
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.app import run_learner
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.plan_tables import plans_after
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.killer import Killer
 from tests.faults.kills.ranks import SmallRanks
 from tests.support.checkpoints import save_ranks

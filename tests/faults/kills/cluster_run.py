@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.faults.kills.sharded_learner import ShardedLife, sharded_config
 from tests.faults.kills.sharded_run import LEARNER, RANK, ShardedRun, Strike
 from tests.learner.ranks.nodes import Further, start_machine
@@ -67,4 +67,4 @@ class ClusterRun(ShardedRun):
 
 
 def _ranks_of(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if "services.learner.rank" in command_of(process)]
+    return [process for process in processes if "flotilla_learner.rank" in command_of(process)]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.journal.audit import audit_journal
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.journal.audit import audit_journal
 from tests.faults.harness import (
     ENGINE,
     LEARNER,

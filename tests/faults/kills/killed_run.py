@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from services.common.rpc.free_ports import free_port
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.journal.audit import Audit, audit_journal
-from services.learner.journal.progress_mark import MARK_FILE as MARK
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.journal.audit import Audit, audit_journal
+from flotilla_learner.journal.progress_mark import MARK_FILE as MARK
+from flotilla_learner.journal.store import open_journal
 from tests.faults.kills.child import GO, Life, family_of, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.strace import CALLS, Call, Injection, Strace

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import checkpoint as files
-from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.split_loading import MODEL
-from services.learner.rank.trainer import Trainer
-from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import checkpoint as files
+from flotilla_learner.rank.checkpoint_writer import CheckpointWriter
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.split_loading import MODEL
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
 from tests.support.fake_ranks import FakeRanks
 
 LR = 1e-2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
 from tests.faults.kills.fork_server import tail
 from tests.faults.kills.killed_run import RANK_FILES, next_epoch
 from tests.faults.kills.sharded_learner import RANKS

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.spec import PolicyConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.app import run_learner
-from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import LearnerDependencies
-from services.learner.ranks import rank_process
-from services.learner.ranks.cluster import ClusterSite, RayCluster
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.types import Comparison, ModelInfo, Publication, TrainBatch
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.app import run_learner
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.ranks import rank_process
+from flotilla_learner.ranks.cluster import ClusterSite, RayCluster
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_learner.types import Comparison, ModelInfo, Publication, TrainBatch
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, make_config, make_runtime
 from tests.support.process_forge import ProcessForge

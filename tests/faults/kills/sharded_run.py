@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 from torch import Tensor
 
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.metric_lines import parse_points
-from services.common.run_folder.trajectory_tables import trajectories_of
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.plan_tables import plans_after
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.metric_lines import parse_points
+from flotilla_common.run_folder.trajectory_tables import trajectories_of
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.plan_tables import plans_after
 from tests.faults.kills.child import restore_payloads
 from tests.faults.kills.fork_server import tail
 from tests.faults.kills.killed_run import KilledRun

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.ranks import rank_process
+from flotilla_learner.ranks import rank_process
 from tests.faults.kills.fork_server import ForkServer, tail
 from tests.faults.kills.sharded_run import ShardedRun
 from tests.support.process_forge import ProcessForge

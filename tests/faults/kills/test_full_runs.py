@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
 from tests.faults.kills.full_run import VISION, FullRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(900)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.learner.journal.store import open_journal
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_learner.journal.store import open_journal
 from tests.faults.kills import strace
 from tests.faults.kills.fork_server import ForkServer
 from tests.faults.kills.killed_run import (

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from services.launcher.backends.ports import (
+from flotilla_launcher.backends.ports import (
     Backend,
     BackendUnreachable,
     CapacityError,
@@ -21,7 +21,7 @@ from services.launcher.backends.ports import (
     ResourceOffer,
     SetupError,
 )
-from services.launcher.state import ROLLOUT, ExitStatus, Unit
+from flotilla_launcher.state import ROLLOUT, ExitStatus, Unit
 
 _POLL_S = 0.03
 

@@ -16,12 +16,12 @@ import grpc.aio
 from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.launcher.cli.launcher_client import LAUNCHER_LOG
-from services.launcher.security import certificates, launcher_address
-from services.launcher.security.certificates import RunIdentity
-from services.launcher.store.ledger import Ledger
-from services.launcher.store.row_codec import StoredRun
+from flotilla_common.rpc import rpc
+from flotilla_launcher.cli.launcher_client import LAUNCHER_LOG
+from flotilla_launcher.security import certificates, launcher_address
+from flotilla_launcher.security.certificates import RunIdentity
+from flotilla_launcher.store.ledger import Ledger
+from flotilla_launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.launcher import forged_command, spec
 from tests.support.repository import ROOT

@@ -4,10 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.common.telemetry import log
-from services.launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
-from services.launcher.control.budget import meter_cost
-from services.launcher.ports import LauncherHooks, PendingRun
+from flotilla_common.telemetry import log
+from flotilla_launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
+from flotilla_launcher.control.budget import meter_cost
+from flotilla_launcher.ports import LauncherHooks, PendingRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.state import Cleanup, Outcome, RunState
+from flotilla_launcher.state import Cleanup, Outcome, RunState
 from tests.faults.launcher_kills.folder import Folder, opened
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc.free_ports import free_port
-from services.launcher.backends.sky import names
-from services.launcher.state import Cleanup, Outcome, ReplicaKey
-from services.launcher.store.row_codec import StoredRun
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.state import Cleanup, Outcome, ReplicaKey
+from flotilla_launcher.store.row_codec import StoredRun
 from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.support.launcher import spec
 from tests.support.repository import ROOT

@@ -7,13 +7,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.common.telemetry import log
-from services.launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.control.budget import meter_cost
-from services.launcher.ports import LauncherHooks, PendingRun
+from flotilla_common.telemetry import log
+from flotilla_launcher.__main__ import ServeOptions, hold_folder_lock, serve_launcher
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.control.budget import meter_cost
+from flotilla_launcher.ports import LauncherHooks, PendingRun
 
 
 def main() -> None:

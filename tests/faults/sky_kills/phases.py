@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.launcher.state import RunState
+from flotilla_launcher.state import RunState
 from tests.faults.sky_kills.folder import SkyFolder
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.state import Outcome, RunState
+from flotilla_launcher.state import Outcome, RunState
 from tests.faults.sky_kills import phases
 from tests.faults.sky_kills.folder import SERVICES, opened
 from tests.faults.sky_kills.phases import Phase

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.state import Outcome, RunState
+from flotilla_launcher.state import Outcome, RunState
 from tests.faults.sky_kills import phases
 from tests.faults.sky_kills.folder import INFRAS, SERVICES, opened
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.state import Outcome, RunState
+from flotilla_launcher.state import Outcome, RunState
 from tests.faults.sky_kills.folder import INFRAS, PRICES, SERVICES, SkyFolder, opened
 
 _HAS = "rollout-0 has the machine"

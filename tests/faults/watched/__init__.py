@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from services.common.process.arguments import TOKEN_VARIABLE, read_token
+from flotilla_common.process.arguments import TOKEN_VARIABLE, read_token
 
 MACHINES = "FLOTILLA_TEST_MACHINES"
 NOTICE, OUTPUT = "notice", "watcher.log"
@@ -36,7 +36,7 @@ def watch(service: str, module: str) -> NoReturn:
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     service_command = [sys.executable, "-m", module, *shared, *rest]
-    _become("-m", "services.launcher.agent", *shared, *own, "--", *service_command)
+    _become("-m", "flotilla_launcher.agent", *shared, *own, "--", *service_command)
 
 
 def _new_machine(service: str) -> Path:

@@ -3,4 +3,4 @@
 from tests.faults.watched import watch
 
 if __name__ == "__main__":
-    watch("learner", "services.learner")
+    watch("learner", "flotilla_learner")

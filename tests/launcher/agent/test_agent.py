@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.agent.agent import DEFAULT_LEFT_S
-from services.launcher.agent.decisions import EXIT_SILENCE
-from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import Outcome
+from flotilla_launcher.agent.agent import DEFAULT_LEFT_S
+from flotilla_launcher.agent.decisions import EXIT_SILENCE
+from flotilla_launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
+from flotilla_launcher.state import Outcome
 from tests.support.launcher import TOKEN
 from tests.support.watched_machine import WatchedMachine, machine, metadata_server
 

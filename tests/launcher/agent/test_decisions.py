@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from services.launcher.agent import decisions as watches
-from services.launcher.agent.decisions import (
+from flotilla_launcher.agent import decisions as watches
+from flotilla_launcher.agent.decisions import (
     EXIT_SILENCE,
     EndCause,
     ProcessAction,
     WatchStage,
     WatchState,
 )
-from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
-from services.launcher.state import ExitStatus
+from flotilla_launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase
+from flotilla_launcher.state import ExitStatus
 
 DRAIN_S = 10.0
 

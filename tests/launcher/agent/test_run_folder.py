@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.launcher.agent.run_folder import (
+from flotilla_launcher.agent.run_folder import (
     NotResumableError,
     RunFolder,
     StoreAwayError,
 )
-from services.learner.checkpoints.adapters.fsspec_store import open_store
+from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
 from tests.support.launcher import spec
 from tests.support.remote_checkpoints import RUN_ID
 from tests.support.remote_checkpoints import UploadingMachine as Uploading

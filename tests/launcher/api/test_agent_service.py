@@ -8,11 +8,11 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.common.rpc.errors import ServiceError
-from services.common.rpc.rpc import service_error, to_seconds
-from services.launcher.agent_protocol import EXIT_PREEMPTED
-from services.launcher.state import Replica
-from services.launcher.store.log_spool import MAX_CHUNK_BYTES
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_common.rpc.rpc import service_error, to_seconds
+from flotilla_launcher.agent_protocol import EXIT_PREEMPTED
+from flotilla_launcher.state import Replica
+from flotilla_launcher.store.log_spool import MAX_CHUNK_BYTES
 from tests.support.watched_machine import WatchedMachine, machine
 
 

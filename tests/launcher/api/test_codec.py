@@ -2,7 +2,7 @@
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.launcher.api import codec
+from flotilla_launcher.api import codec
 
 
 def test_a_learners_text_of_an_alarm_cannot_steer_a_terminal() -> None:

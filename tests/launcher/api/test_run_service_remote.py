@@ -13,17 +13,17 @@ import grpc
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_port
-from services.launcher.__main__ import add_registry
-from services.launcher.api.registry_server import GrpcRegistryHost
-from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import connect_to_launcher
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.ports import NO_HOOKS
-from services.launcher.security import certificates
-from services.launcher.store.ledger import Ledger
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_launcher.__main__ import add_registry
+from flotilla_launcher.api.registry_server import GrpcRegistryHost
+from flotilla_launcher.cli.interrupts import Interrupts
+from flotilla_launcher.cli.launcher_client import connect_to_launcher
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies
+from flotilla_launcher.ports import NO_HOOKS
+from flotilla_launcher.security import certificates
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.cli.test_launcher_client import cli
 from tests.support.every_rpc import of_service, refusals
 from tests.support.launcher import forged_command, forged_fakes
@@ -35,7 +35,7 @@ from tests.support.outsiders import RUN, beyond_loopback, member, outsiders, run
 async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A launcher whose fakes are forks of a forge, as it is itself."""
     process = await asyncio.create_subprocess_exec(
-        *forged_command("-m", "services.launcher", "--runs", str(runs), *arguments),
+        *forged_command("-m", "flotilla_launcher", "--runs", str(runs), *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **forged_fakes()},

@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.process.service_main import Runtime, run_service_process
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
-from services.learner.app import run_learner
-from services.learner.config.learner import LearnerConfig
-from services.learner.dependencies import LearnerDependencies
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.wire.registry import load_registry
+from flotilla_common.process.service_main import Runtime, run_service_process
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_common.wire.registry import load_registry
+from flotilla_learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
+from flotilla_learner.app import run_learner
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER
 

@@ -8,10 +8,10 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.process.run_membership import ReplicaStatus
-from services.common.process.service_main import Runtime, run_service_process
-from services.common.spec.config import ConfigModel
-from services.wire.registry import load_registry
+from flotilla_common.process.run_membership import ReplicaStatus
+from flotilla_common.process.service_main import Runtime, run_service_process
+from flotilla_common.spec.config import ConfigModel
+from flotilla_common.wire.registry import load_registry
 from tests.support.learner import FakeWorker, failed
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli.app import app
+from flotilla_launcher.cli.app import app
 from tests.reading.analysis.episode_rows import call, row, says, write_evaluation
 from tests.support.scripted_model import MODEL, as_answer, serve_model
 
@@ -43,7 +43,7 @@ def test_json_is_that_of_the_file(runs: Path) -> None:
 def test_rules_of_a_user_come_first(runs: Path) -> None:
     path = runs / "rules.py"
     path.write_text(
-        "from services.reading.analysis.failure_classes import FailureRule\n"
+        "from flotilla_reading.analysis.failure_classes import FailureRule\n"
         "RULES = [FailureRule('boasts', 'It says that it closed it.', "
         "lambda facts: 'I closed' in facts.last_words)]\n"
     )
@@ -137,7 +137,7 @@ def test_a_window_that_is_no_number_is_unknown(runs: Path) -> None:
 )
 def test_a_rule_of_a_user_that_fails_is_named(runs: Path, rules: str, why: str) -> None:
     path = runs / "rules.py"
-    module = "services.reading.analysis.failure_classes"
+    module = "flotilla_reading.analysis.failure_classes"
     path.write_text(f"from {module} import FailureRule\nRULES = {rules}\n")
     code, printed = analyze(runs, "--rules", str(path))
     assert (code, why in printed) == (2, True), printed
@@ -145,7 +145,7 @@ def test_a_rule_of_a_user_that_fails_is_named(runs: Path, rules: str, why: str) 
 
 def test_a_rule_of_a_user_may_add_to_a_class_of_ours(runs: Path) -> None:
     path = runs / "rules.py"
-    module = "services.reading.analysis.failure_classes"
+    module = "flotilla_reading.analysis.failure_classes"
     added = "[FailureRule('false_completion', 'It says so.', lambda facts: facts.said_done)]"
     path.write_text(f"from {module} import FailureRule\nRULES = {added}\n")
     code, printed = analyze(runs, "--json", "--rules", str(path))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.security import launcher_address
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.launcher import left_running, spec, start_cli
 from tests.support.repository import ROOT
 from tests.support.waiting import until
@@ -229,7 +229,7 @@ async def test_a_run_without_a_launcher_gets_one_from_the_next_command(
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     probe = (
-        "import sys, services.launcher.cli.app; "
+        "import sys, flotilla_launcher.cli.app; "
         "print([m for m in ('grpc', 'matplotlib', 'pydantic', 'numpy') if m in sys.modules])"
     )
     import subprocess
@@ -243,7 +243,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 def test_every_command_has_a_help_text() -> None:
     from typer.testing import CliRunner
 
-    from services.launcher.cli.app import app
+    from flotilla_launcher.cli.app import app
 
     for command in ("train", "eval", "status", "logs", "scale", "stop"):
         result = CliRunner().invoke(app, [command, "--help"])

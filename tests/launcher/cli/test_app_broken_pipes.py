@@ -9,7 +9,7 @@ from tests.support.repository import ROOT
 
 PROGRAM = """
 import sys
-from services.launcher.cli.{module} import {name}
+from flotilla_launcher.cli.{module} import {name}
 console = {name}()
 for _ in range(3):
     console.print("x" * 100_000)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.launcher.cli.attempt_text import draw_attempt
+from flotilla_launcher.cli.attempt_text import draw_attempt
 
 WORDS = ("open", "<start>", "<pad>", "<end>", "click")
 SHA = "ab" * 32

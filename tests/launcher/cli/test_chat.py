@@ -42,7 +42,7 @@ class Chat:
 @pytest.fixture
 def chat(tmp_path: Path) -> Chat:
     spec, tasks = write_asked_tasks(tmp_path, 2)
-    words = ("-m", "services.launcher.cli.app", "chat", str(spec), "--tasks", str(tasks))
+    words = ("-m", "flotilla_launcher.cli.app", "chat", str(spec), "--tasks", str(tasks))
     return Chat((*words, "--runs", str(tmp_path)))
 
 

@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from services.common.spec.data_table import DataTable
-from services.launcher.cli import data_prepare
-from services.launcher.cli.app import app
-from services.learner.config.sampling import SelectConfig
-from services.learner.sampling.eval_sets import EvalSet, load_eval_set, refuse_trained_tasks
-from services.learner.sampling.tasks import load_tasks
-from services.reading.data.adapters import store_files
+from flotilla_common.spec.data_table import DataTable
+from flotilla_launcher.cli import data_prepare
+from flotilla_launcher.cli.app import app
+from flotilla_learner.config.sampling import SelectConfig
+from flotilla_learner.sampling.eval_sets import EvalSet, load_eval_set, refuse_trained_tasks
+from flotilla_learner.sampling.tasks import load_tasks
+from flotilla_reading.data.adapters import store_files
 from tests.launcher.cli.test_app import run_cli
 from tests.reading.data.made_tasks import make_row, make_rows
 from tests.support.learner import make_config

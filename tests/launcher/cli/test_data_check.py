@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import main as write_tasks
-from services.common.tasks.task_checks import Outcome, read_checks
+from flotilla_common.tasks.task_checks import Outcome, read_checks
+from flotilla_environments.tasks import main as write_tasks
 from tests.reading.data.check.planted import FAULTS, made, trust
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
@@ -32,7 +32,7 @@ def tasks(tmp_path: Path) -> tuple[Path, Path]:
 def start(
     folder: Path, *words: object, spec: Path = SPEC, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[str]:
-    whole = ("-m", "services.launcher.cli.app", "data", "check", str(spec), *map(str, words))
+    whole = ("-m", "flotilla_launcher.cli.app", "data", "check", str(spec), *map(str, words))
     return subprocess.Popen(
         forged_command(*whole),
         stdin=stdin,

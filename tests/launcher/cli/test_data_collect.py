@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.reading.data.collect.ledger import open_ledger
+from flotilla_reading.data.collect.ledger import open_ledger
 from tests.support.repository import ROOT
 from tests.support.scripted_teacher import ScriptedTeacher, serve_teacher
 from tests.support.task_collector import KEYS, SPEC, TASKS, Collector

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from environments.reference_policies import plan_calls
-from services.reading.play.solutions import read_solutions
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_reading.play.solutions import read_solutions
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
 from tests.reading.test_trajectory_export import export_here
 from tests.support.doctor import emulator

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.reading.demonstrations.conversation_rows import read_row
+from flotilla_reading.demonstrations.conversation_rows import read_row
 from tests.support.asked_tasks import write_asked_tasks
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
@@ -19,7 +19,7 @@ from tests.support.repository import ROOT
 def words(tmp_path: Path) -> tuple[str, ...]:
     spec, tasks = write_asked_tasks(tmp_path, 2)
     out = str(tmp_path / "played.jsonl")
-    command = ("-m", "services.launcher.cli.app", "data", "play", str(spec), str(tasks))
+    command = ("-m", "flotilla_launcher.cli.app", "data", "play", str(spec), str(tasks))
     return (*command, "--out", out)
 
 

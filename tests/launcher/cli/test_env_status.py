@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.launcher.cli import env_status
+from flotilla_launcher.cli import env_status
 from tests.launcher.cli.test_app import nothing_left, read_until, run_cli, write_spec
 from tests.support.launcher import spec, start_cli
 

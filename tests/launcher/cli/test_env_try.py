@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.files.scratch_folders import scratch_folder
-from services.launcher.cli.env_try import _show_ready  # pyright: ignore[reportPrivateUsage]
-from services.launcher.cli.terminal import Terminal
-from services.launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
+from flotilla_common.files.scratch_folders import scratch_folder
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.cli.env_try import _show_ready  # pyright: ignore[reportPrivateUsage]
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.doctor.adapters.gateway_process import GatewayError, serve_gateway
 from tests.support.launcher import forged_command
 from tests.support.repository import ROOT
 
@@ -36,7 +36,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    words = ("-m", "services.launcher.cli.app", "env", "try", *map(str, arguments))
+    words = ("-m", "flotilla_launcher.cli.app", "env", "try", *map(str, arguments))
     return subprocess.run(
         forged_command(*words),
         input=stdin,
@@ -73,7 +73,7 @@ def test_a_person_may_think_for_longer_than_the_lease_and_needs_no_policy(
 ) -> None:
     spec = tmp_path / "spec.toml"
     spec.write_text('[env_gateway]\nbackend = "embedded"\nlease_ttl_s = 1.0\n')
-    command = forged_command("-m", "services.launcher.cli.app", "env", "try", str(spec), str(tasks))
+    command = forged_command("-m", "flotilla_launcher.cli.app", "env", "try", str(spec), str(tasks))
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         assert process.stdin is not None
@@ -155,7 +155,7 @@ async def test_a_gateway_that_ends_silently_is_reported_with_its_code_in_one_lin
 
 
 def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
-    command = f"{sys.executable} -m services.launcher.cli.app env try {SPEC} {tasks}"
+    command = f"{sys.executable} -m flotilla_launcher.cli.app env try {SPEC} {tasks}"
     done = subprocess.run(
         ["sh", "-c", f"{command} --env_gateway.backend=embedded <&-"],
         capture_output=True,
@@ -226,7 +226,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
 ) -> None:
     typing, terminal = pty.openpty()
     words = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
-    command = (sys.executable, "-m", "services.launcher.cli.app", *words)
+    command = (sys.executable, "-m", "flotilla_launcher.cli.app", *words)
     process = subprocess.Popen(
         [*DEAF_TO_CTRL_C, *command],
         stdin=terminal,

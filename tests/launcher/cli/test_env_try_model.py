@@ -47,7 +47,7 @@ class Game:
 def game(tmp_path: Path) -> Game:
     spec, tasks = write_asked_tasks(tmp_path, 2, data_id=LONG[:9])
     out = tmp_path / "attempts.jsonl"
-    words = ("-m", "services.launcher.cli.app", "env", "try", str(spec))
+    words = ("-m", "flotilla_launcher.cli.app", "env", "try", str(spec))
     return Game((*words, str(tasks), "--out", str(out)), out)
 
 

@@ -37,7 +37,7 @@ class Evaluator:
         return self.folder / "results"
 
     def words(self, *more: object) -> list[str]:
-        return ["-m", "services.launcher.cli.app", "eval", *map(str, more)]
+        return ["-m", "flotilla_launcher.cli.app", "eval", *map(str, more)]
 
     def play_words(self, url: str, *more: object) -> list[str]:
         given = ("--model", url, "--tasks", self.tasks, "--concurrency", "1", *more)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from services.launcher.cli.eval_sources import find_model, identify_model
-from services.launcher.cli.terminal import CommandError
+from flotilla_launcher.cli.eval_sources import find_model, identify_model
+from flotilla_launcher.cli.terminal import CommandError
 from tests.support.repository import ROOT
 
 OPTIONS = (
@@ -74,7 +74,7 @@ def test_two_policies_that_vllm_serves_are_compared(engine_folder: Path, tmp_pat
         words = ["docs/examples/notes.toml", "--tasks", "docs/examples/notes_tasks.json"]
         words += ["--attempts", "2", "--model", model, "--vllm-args", OPTIONS, *more]
         done = subprocess.run(
-            [sys.executable, "-m", "services.launcher.cli.app", "eval", *words],
+            [sys.executable, "-m", "flotilla_launcher.cli.app", "eval", *words],
             capture_output=True,
             text=True,
             cwd=ROOT,

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from services.launcher.cli.eval_views import NamedAttempts, find_common, show_evaluations
-from services.launcher.cli.terminal import CommandError
-from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt
+from flotilla_launcher.cli.eval_views import NamedAttempts, find_common, show_evaluations
+from flotilla_launcher.cli.terminal import CommandError
+from flotilla_reading.evaluation.evaluated_attempts import EvaluatedAttempt
 
 
 def evaluation(name: str, rewards: dict[str, float | None], k: int = 1) -> NamedAttempts:

@@ -13,7 +13,7 @@ import yaml
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from services.launcher.cli.app import app
+from flotilla_launcher.cli.app import app
 from tests.launcher.cli.test_report import write_run
 from tests.reading.inspector.made_runs import run_apart
 from tests.support.upload_hub import WRITER, UploadHub, upload_hub

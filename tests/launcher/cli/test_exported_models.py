@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.cli import exported_models
-from services.launcher.cli.exported_models import keep_export
-from services.launcher.cli.terminal import CommandError
+from flotilla_launcher.cli import exported_models
+from flotilla_launcher.cli.exported_models import keep_export
+from flotilla_launcher.cli.terminal import CommandError
 
 Exported = list[tuple[int | None, str]]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.own_version import own_version
-from services.launcher.control.spec_changes import diff_specs
-from services.launcher.store.ledger import Ledger
-from services.launcher.store.schema import SCHEMA_VERSION
+from flotilla_common.process.own_version import own_version
+from flotilla_launcher.control.spec_changes import diff_specs
+from flotilla_launcher.store.ledger import Ledger
+from flotilla_launcher.store.schema import SCHEMA_VERSION
 from tests.launcher.cli.test_app import run_cli
 from tests.support.launcher import run_cli_here, serving, spec
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.launcher.api.test_run_service_remote import launcher
 from tests.support.launcher_process import address_of
 from tests.support.outsiders import beyond_loopback
@@ -18,7 +18,7 @@ NOWHERE = "192.0.2.1:443"
 async def request(runs: Path) -> tuple[int | None, str]:
     """Exit code and output of the command that the image has."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.cli.healthcheck", "--timeout", "2"),
+        *(sys.executable, "-m", "flotilla_launcher.cli.healthcheck", "--timeout", "2"),
         cwd=runs.parent,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=asyncio.subprocess.PIPE,

@@ -16,8 +16,8 @@ from mcp.server import MCPServer
 from mcp_types import ToolAnnotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.reading.own_tools import folder_files
-from services.reading.own_tools.values import is_harmless
+from flotilla_reading.own_tools import folder_files
+from flotilla_reading.own_tools.values import is_harmless
 from tests.launcher.cli import noted_tools_server
 from tests.support.launcher import forged_command
 from tests.support.library_server import serving_tools
@@ -32,7 +32,7 @@ WRITTEN = Path(folder_files.__file__).parent / "written"
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        forged_command("-m", "services.launcher.cli.app", *words),
+        forged_command("-m", "flotilla_launcher.cli.app", *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

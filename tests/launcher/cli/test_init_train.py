@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli.app import app
-from services.launcher.cli.init_train import DEMONSTRATIONS, RUN_SPEC, TASKS, train_folder
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.cli.init_train import DEMONSTRATIONS, RUN_SPEC, TASKS, train_folder
 
 
 def test_the_file_that_is_missing_is_named_with_the_command_that_makes_it(

@@ -14,14 +14,14 @@ from urllib.request import HTTPCookieProcessor, build_opener, urlopen
 import psutil
 import pytest
 
-from services.launcher.cli.inspector_process import linked_inspector
-from services.launcher.cli.terminal import Terminal
+from flotilla_launcher.cli.inspector_process import linked_inspector
+from flotilla_launcher.cli.terminal import Terminal
 from tests.reading.inspector.conftest import write_run
 from tests.reading.inspector.made_runs import RUN, open_run
 from tests.support.launcher import run_cli_here
 from tests.support.waiting import until
 
-FLOTILLA = (sys.executable, "-m", "services.launcher.cli.app")
+FLOTILLA = (sys.executable, "-m", "flotilla_launcher.cli.app")
 
 
 @pytest.fixture(scope="module")

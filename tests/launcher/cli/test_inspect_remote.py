@@ -17,10 +17,10 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 import psutil
 import pytest
 
-from services.launcher.backends.sky import names
-from services.launcher.state import LEARNER, Outcome, Replica, ReplicaState, Run, RunState
-from services.launcher.store.ledger import Ledger
-from services.learner.checkpoints.adapters.fsspec_store import open_store
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.state import LEARNER, Outcome, Replica, ReplicaState, Run, RunState
+from flotilla_launcher.store.ledger import Ledger
+from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
 from tests.launcher.api.test_run_service_remote import address_of, launcher
 from tests.launcher.cli.test_launcher_client import cli
 from tests.reading.inspector.conftest import write_run

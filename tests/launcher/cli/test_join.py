@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.cli.join import find_joinable_run
-from services.launcher.security.certificates import (
+from flotilla_launcher.cli.join import find_joinable_run
+from flotilla_launcher.security.certificates import (
     LAUNCHER_ID,
     mint_identity,
     remove_identity,

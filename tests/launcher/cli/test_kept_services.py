@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.healthcheck import check_health
-from services.launcher.cli import kept_services as kept
-from services.launcher.cli.kept_services import kept_services
-from services.launcher.cli.terminal import CommandError
+from flotilla_common.healthcheck import check_health
+from flotilla_launcher.cli import kept_services as kept
+from flotilla_launcher.cli.kept_services import kept_services
+from flotilla_launcher.cli.terminal import CommandError
 from tests.support.health_children import health_children, make_health_child
 from tests.support.waiting import until
 

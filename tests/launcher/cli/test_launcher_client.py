@@ -15,18 +15,18 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
-from services.common.rpc import rpc
-from services.launcher.cli import follow_run, launcher_client
-from services.launcher.cli.follow_run import (
+from flotilla_common.rpc import rpc
+from flotilla_launcher.cli import follow_run, launcher_client
+from flotilla_launcher.cli.follow_run import (
     FollowedRun,
     FollowOutcome,
     run_to_end,
     watch_until_left,
 )
-from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.launcher_client import LauncherError
-from services.launcher.cli.progress_view import PlainView
-from services.launcher.cli.terminal import Terminal
+from flotilla_launcher.cli.interrupts import Interrupts
+from flotilla_launcher.cli.launcher_client import LauncherError
+from flotilla_launcher.cli.progress_view import PlainView
+from flotilla_launcher.cli.terminal import Terminal
 from tests.launcher.cli.test_app import write_spec
 from tests.support.launcher import TOKEN, forged_command
 from tests.support.repository import ROOT
@@ -90,7 +90,7 @@ async def elsewhere(double: Hanging) -> AsyncGenerator[str]:
 async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """The `flotilla` command of a user who has this launcher.json."""
     process = await asyncio.create_subprocess_exec(
-        *forged_command("-m", "services.launcher.cli.app", *arguments),
+        *forged_command("-m", "flotilla_launcher.cli.app", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=ROOT,

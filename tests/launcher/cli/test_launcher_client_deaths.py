@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.security import launcher_address
-from services.launcher.security.launcher_address import LauncherAddress
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.security.launcher_address import LauncherAddress
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
 from tests.support.launcher import start_cli
 from tests.support.waiting import until

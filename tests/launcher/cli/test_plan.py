@@ -13,13 +13,13 @@ import pytest
 import typer
 import yaml
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import load_spec
-from services.launcher.cli import plan as command
-from services.launcher.cli.options import parse_gpus
-from services.launcher.doctor.findings import Finding
-from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_spec import RunSpec, parse_spec
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.cli import plan as command
+from flotilla_launcher.cli.options import parse_gpus
+from flotilla_launcher.doctor.findings import Finding
+from flotilla_launcher.doctor.run_context import RunContext
+from flotilla_launcher.run_spec import RunSpec, parse_spec
 from tests.deploy.test_memory import SHAPES
 from tests.support.doctor import sections, spec
 from tests.support.repository import ROOT
@@ -142,7 +142,7 @@ def offline() -> tuple[str, ...]:
 
 def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
     """The output of `flotilla plan` for deploy/runs/qwen3-8b.toml, and its files."""
-    words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
+    words = ("-m", "flotilla_launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     done = subprocess.run(
         (*offline, sys.executable, *words),
         cwd=ROOT,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.prepare import run_prepare_commands
-from services.launcher.cli.terminal import Terminal
-from services.launcher.control.prepare_commands import PrepareError
-from services.learner.sampling.tasks import load_tasks
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.cli.interrupts import Interrupts
+from flotilla_launcher.cli.prepare import run_prepare_commands
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.control.prepare_commands import PrepareError
+from flotilla_learner.sampling.tasks import load_tasks
 from tests.reading.data.made_tasks import make_rows
 from tests.support.launcher import spec
 

@@ -5,11 +5,11 @@ import io
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.api import codec
-from services.launcher.cli.progress_view import PlainView, draw_board
-from services.launcher.cli.run_view import RunBoard
-from services.launcher.cli.terminal import Terminal
-from services.launcher.run_progress import Alarm
+from flotilla_launcher.api import codec
+from flotilla_launcher.cli.progress_view import PlainView, draw_board
+from flotilla_launcher.cli.run_view import RunBoard
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.run_progress import Alarm
 
 
 def progress(step: int, seconds: int) -> pb.WatchRunResponse:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.common.domain.attempts import FailureKind
-from services.launcher.cli.app import app
-from services.launcher.state import Run, RunState
-from services.launcher.store.ledger import Ledger
-from services.reading.analysis.analysis_files import write_analysis
-from services.reading.analysis.run_analysis import FORMAT, analyze_run
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.state import Run, RunState
+from flotilla_launcher.store.ledger import Ledger
+from flotilla_reading.analysis.analysis_files import write_analysis
+from flotilla_reading.analysis.run_analysis import FORMAT, analyze_run
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
 from tests.reading.inspector.made_runs import (
     MadeAttempt,

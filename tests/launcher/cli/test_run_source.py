@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.common.rpc.free_ports import free_address
-from services.launcher.cli import (
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_launcher.cli import (
     env_status,
     export,
     logs,
@@ -24,8 +24,8 @@ from services.launcher.cli import (
     status,
     train_report,
 )
-from services.launcher.cli.app import app
-from services.launcher.cli.terminal import Terminal
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.cli.terminal import Terminal
 from tests.launcher.api.test_run_service_remote import launcher
 from tests.launcher.cli.test_app import read_until, write_spec
 from tests.launcher.cli.test_launcher_client import Hanging, cli, elsewhere

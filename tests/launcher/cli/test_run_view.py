@@ -1,6 +1,6 @@
 """Durations and phases in readable form."""
 
-from services.launcher.cli.run_view import RunBoard, duration_text
+from flotilla_launcher.cli.run_view import RunBoard, duration_text
 
 
 def test_durations_read_well() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli.app import app
-from services.launcher.run_progress import Progress
-from services.launcher.state import Run, RunState
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.run_progress import Progress
+from flotilla_launcher.state import Run, RunState
+from flotilla_launcher.store.ledger import Ledger
 
 # Learning rate and newest held-out pass@1 of each run, oldest first.
 RUNS: dict[str, tuple[float, float | None]] = {

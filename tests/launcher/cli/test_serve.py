@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.support.repository import ROOT
 
 SPEC = {
@@ -52,7 +52,7 @@ def start(run: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
         (folder / "__init__.py").touch()
     (package / "entry.py").write_text("from tests.support.stand_in_vllm import main\nmain()\n")
     path = os.pathsep.join([str(package.parents[3]), str(ROOT)])
-    command = (sys.executable, "-m", "services.launcher.cli.app", "serve", "made", *words)
+    command = (sys.executable, "-m", "flotilla_launcher.cli.app", "serve", "made", *words)
     return subprocess.Popen(
         (*command, "--runs", str(run.parent)),
         stdout=subprocess.PIPE,

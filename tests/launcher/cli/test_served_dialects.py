@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.cli.adapters.model_families import find_family
-from services.launcher.cli.served_dialects import find_parsers, is_explained, serving_options
-from services.rollout.adapters.renderer_choice import renderer_names
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.cli.adapters.model_families import find_family
+from flotilla_launcher.cli.served_dialects import find_parsers, is_explained, serving_options
+from flotilla_rollout.adapters.renderer_choice import renderer_names
 
 
 def spec(dialect: dict[str, Any], **policy: Any) -> dict[str, Any]:

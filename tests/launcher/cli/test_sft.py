@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.common.episodes.demonstrations import read_demonstrations
-from services.launcher.cli import sft
-from services.launcher.cli.app import app
-from services.launcher.cli.train import TrainOptions
+from flotilla_common.episodes.demonstrations import read_demonstrations
+from flotilla_launcher.cli import sft
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.cli.train import TrainOptions
 from tests.reading.demonstrations.test_run_episodes import made_run
 
 SPEC: dict[str, Any] = {

@@ -13,27 +13,27 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from services.common.domain.attempts import AttemptKey, ToolOutcome
-from services.common.domain.trajectory import Trajectory
-from services.common.episodes.demonstrations import DemonstrationFile, read_demonstrations
-from services.common.run_folder.journal_file import BEGAN_WITH
-from services.common.weights.fingerprint import tokenizer_digest
-from services.launcher.cli import sft
-from services.launcher.cli.app import app
-from services.launcher.cli.conversation_rendering import render_conversations
-from services.launcher.cli.train import TrainOptions
-from services.reading.demonstrations.acceptance import AcceptanceRules
-from services.reading.demonstrations.run_conversations import RunConversations
-from services.reading.demonstrations.run_episodes import make_demonstrations
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.types import ToolResult
+from flotilla_common.domain.attempts import AttemptKey, ToolOutcome
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.episodes.demonstrations import DemonstrationFile, read_demonstrations
+from flotilla_common.run_folder.journal_file import BEGAN_WITH
+from flotilla_common.weights.fingerprint import tokenizer_digest
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_launcher.cli import sft
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.cli.conversation_rendering import render_conversations
+from flotilla_launcher.cli.train import TrainOptions
+from flotilla_reading.demonstrations.acceptance import AcceptanceRules
+from flotilla_reading.demonstrations.run_conversations import RunConversations
+from flotilla_reading.demonstrations.run_episodes import make_demonstrations
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.types import ToolResult
 from tests.reading.demonstrations.test_conversation_files import row, write_lines
 from tests.reading.inspector.made_runs import open_run
 from tests.rollout.episodes.test_conversation import play_turns
 from tests.support.rollout import FakeEnvironment
 from tests.support.tiny_model import load_model, reference_logprobs
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 # Each starts processes that load tokenizers and models.
 pytestmark = pytest.mark.timeout(400)

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
-from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import (
+from flotilla_common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
+from flotilla_common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import (
     Counts,
     Facts,
     Media,
@@ -23,12 +23,12 @@ from services.common.domain.trajectory import (
     TurnTiming,
     content_digest,
 )
-from services.common.domain.trajectory import Sequence as Tokens
-from services.learner.group_types import GroupSpec, Lease
-from services.learner.journal.schema import CheckpointRow, Plan
-from services.learner.journal.store import Journal, open_journal
-from services.learner.sampling.tasks import Task
-from services.rollout.episodes.observation_cut import keep_whole
+from flotilla_common.domain.trajectory import Sequence as Tokens
+from flotilla_learner.group_types import GroupSpec, Lease
+from flotilla_learner.journal.schema import CheckpointRow, Plan
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.sampling.tasks import Task
+from flotilla_rollout.episodes.observation_cut import keep_whole
 from tests.support.launcher import run_cli_here
 
 WORDS = ("book", "a", "room", "well", "enough", "find_room", "room7", "<done>")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from services.learner.journal.curriculum_tables import CurriculumSnapshot
-from services.learner.journal.store import open_journal
-from services.learner.sampling.group_signal import GroupOutcome
+from flotilla_learner.journal.curriculum_tables import CurriculumSnapshot
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.sampling.group_signal import GroupOutcome
 from tests.support.curriculum import Run, config, tasks_of
 from tests.support.launcher import run_cli_here
 

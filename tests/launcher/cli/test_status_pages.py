@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.api.run_pages import list_page
-from services.launcher.cli.app import app
-from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.api.run_pages import list_page
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.state import Cleanup, Cost, Outcome, Run, RunState
+from flotilla_launcher.store.ledger import Ledger
 
 MANY = 1_501
 DAY_S = 86400.0

@@ -9,9 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli.status_json import format_status_json
-from services.launcher.cli.status_text import make_runs_table, print_run, print_table
-from services.launcher.cli.terminal import Terminal
+from flotilla_launcher.cli.status_json import format_status_json
+from flotilla_launcher.cli.status_text import make_runs_table, print_run, print_table
+from flotilla_launcher.cli.terminal import Terminal
 
 RUN_ID = "a-spec-with-a-rather-long-name-for-one-terminal-20261122-180359"
 

@@ -1,6 +1,6 @@
 """Scores of tasks against values worked out by hand."""
 
-from services.launcher.cli.task_scores import TaskScore, format_scores
+from flotilla_launcher.cli.task_scores import TaskScore, format_scores
 
 
 def scored(key: str, *rewards: float | None) -> TaskScore:

@@ -18,19 +18,19 @@ from rich.text import Text
 from flotilla.env_gateway.v1 import episode_service_pb2 as gateway_pb
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli import doctor, env_status, env_try, show
-from services.launcher.cli.adapters import play_gateway
-from services.launcher.cli.attempt_text import draw_attempt
-from services.launcher.cli.command_runner import report_error
-from services.launcher.cli.log_lines import LogPrinter
-from services.launcher.cli.progress_view import LiveView, PlainView, open_view
-from services.launcher.cli.run_view import RunBoard
-from services.launcher.cli.status_json import format_status_json
-from services.launcher.cli.status_text import make_runs_table, print_run, print_table
-from services.launcher.cli.terminal import Terminal
-from services.launcher.doctor.adapters import trial_episode
-from services.launcher.doctor.findings import Finding, ProbeResult, Status
-from services.launcher.run_spec import BadSpecError
+from flotilla_launcher.cli import doctor, env_status, env_try, show
+from flotilla_launcher.cli.adapters import play_gateway
+from flotilla_launcher.cli.attempt_text import draw_attempt
+from flotilla_launcher.cli.command_runner import report_error
+from flotilla_launcher.cli.log_lines import LogPrinter
+from flotilla_launcher.cli.progress_view import LiveView, PlainView, open_view
+from flotilla_launcher.cli.run_view import RunBoard
+from flotilla_launcher.cli.status_json import format_status_json
+from flotilla_launcher.cli.status_text import make_runs_table, print_run, print_table
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.doctor.adapters import trial_episode
+from flotilla_launcher.doctor.findings import Finding, ProbeResult, Status
+from flotilla_launcher.run_spec import BadSpecError
 from tests.support.hostile_text import HOSTILE, SURROGATES, assert_harmless
 from tests.support.repository import ROOT
 
@@ -292,7 +292,7 @@ def test_env_try_with_a_server_that_is_hostile_everywhere(tmp_path: Path) -> Non
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     task = {"key": "t", "prompt": HOSTILE, "env_id": "x"}
     (tmp_path / "tasks.json").write_text(json.dumps([task]))
-    program = (sys.executable, "-m", "services.launcher.cli.app", "env", "try")
+    program = (sys.executable, "-m", "flotilla_launcher.cli.app", "env", "try")
     done = subprocess.run(
         [*program, str(tmp_path / "spec.json"), str(tmp_path / "tasks.json")],
         input=b"look\n",

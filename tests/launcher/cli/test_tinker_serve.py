@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.cli.command_runner import BAD_SPEC, FAILED, OK
-from services.launcher.cli.kept_services import KeptService
-from services.launcher.cli.tinker_serve import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.cli.command_runner import BAD_SPEC, FAILED, OK
+from flotilla_launcher.cli.kept_services import KeptService
+from flotilla_launcher.cli.tinker_serve import (
     TinkerServing,
     make_services,
     make_spec,
@@ -83,7 +83,7 @@ def test_the_three_services_know_each_other_and_only_the_front_the_keys(tmp_path
 
     assert json.loads((tmp_path / "spec.json").read_text()) == spec
     modules = [each.command[each.command.index("-m") + 1] for each in (training, sampling, front)]
-    assert modules == ["services.learner.training", "services.rollout.sampling", "services.tinker"]
+    assert modules == ["flotilla_learner.training", "flotilla_rollout.sampling", "flotilla_tinker"]
     assert len({training.address, sampling.address, front.address}) == 3
     assert f"learner={training.address}" in front.command
     assert f"rollout={sampling.address}" in front.command
@@ -126,7 +126,7 @@ def test_a_folder_is_used_by_one_command_at_a_time(
         codes.append(serve_tinker(wish))
         return 0
 
-    monkeypatch.setattr("services.launcher.cli.tinker_serve.run_until_interrupted", serve_twice)
+    monkeypatch.setattr("flotilla_launcher.cli.tinker_serve.run_until_interrupted", serve_twice)
     assert serve_tinker(wish) == 0
 
     assert codes == [FAILED]
@@ -144,7 +144,7 @@ def test_a_client_is_told_what_it_needs_once_all_serve_and_ctrl_c_ends_all(
     def make_stand_ins(folder: Path, spec: Any, key: str) -> list[KeptService]:
         return [make_health_child(folder) for _ in range(3)]
 
-    monkeypatch.setattr("services.launcher.cli.tinker_serve.make_services", make_stand_ins)
+    monkeypatch.setattr("flotilla_launcher.cli.tinker_serve.make_services", make_stand_ins)
     printed: list[str] = []
 
     def interrupt_once_ready() -> None:

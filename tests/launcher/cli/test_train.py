@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.cli import train
-from services.launcher.cli.interrupts import Interrupts
-from services.launcher.cli.terminal import Terminal
-from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
-from services.launcher.security import launcher_address
+from flotilla_launcher.cli import train
+from flotilla_launcher.cli.interrupts import Interrupts
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.ports import LauncherHooks, PendingRun, RunRefusedError
+from flotilla_launcher.security import launcher_address
 from tests.support.launcher import TOKEN, serving, spec
 
 MESSAGE = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"

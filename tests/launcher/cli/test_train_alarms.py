@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.launcher import spec, start_cli
 from tests.support.learner import write_tasks
 from tests.support.waiting import until

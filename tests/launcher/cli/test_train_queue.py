@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.security.launcher_address import read_address
+from flotilla_launcher.security.launcher_address import read_address
 from tests.launcher.backends.local.queueing import Machine, gpu_name, machine, wish
 from tests.launcher.cli.test_app import nothing_left, read_until
 from tests.support.launcher import start_cli

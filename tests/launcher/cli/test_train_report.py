@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.cli import train_report
-from services.launcher.cli.terminal import Terminal
+from flotilla_launcher.cli import train_report
+from flotilla_launcher.cli.terminal import Terminal
 
 
 def test_the_report_shows_before_and_after_and_draws_the_curve(tmp_path: Path) -> None:

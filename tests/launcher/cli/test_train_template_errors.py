@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.cli.train import FAILED
+from flotilla_launcher.cli.train import FAILED
 from tests.launcher.cli.test_app import nothing_left, run_cli
 from tests.support.launcher import spec
 from tests.support.learner import write_tasks

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.cli.typed_calls import parse_call
+from flotilla_launcher.cli.typed_calls import parse_call
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "book": {"properties": {"city": {"type": "string"}, "nights": {"type": "integer"}}},

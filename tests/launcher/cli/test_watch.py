@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.security import launcher_address
-from services.launcher.state import RunState
-from services.launcher.store.ledger import Ledger, StoredRun
+from flotilla_launcher.security import launcher_address
+from flotilla_launcher.state import RunState
+from flotilla_launcher.store.ledger import Ledger, StoredRun
 from tests.launcher.cli.test_app import nothing_left, read_until, write_spec
 from tests.support.launcher import forged_fakes, start_cli
 from tests.support.repository import ROOT
@@ -171,7 +171,7 @@ async def test_the_end_of_the_terminal_stops_a_run_in_good_order(tmp_path: Path)
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner=ENDLESS)
     process, terminal = in_a_terminal(
-        *(sys.executable, "-m", "services.launcher.cli.app"),
+        *(sys.executable, "-m", "flotilla_launcher.cli.app"),
         *("train", str(path), "--runs", str(runs)),
     )
     await until(lambda: running(runs), LIMIT_S)
@@ -186,7 +186,7 @@ async def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 60, "step_s": 0.1})
     output = tmp_path / "output"
-    train = f"{sys.executable} -m services.launcher.cli.app train {path} --runs {runs}"
+    train = f"{sys.executable} -m flotilla_launcher.cli.app train {path} --runs {runs}"
     process, terminal = in_a_terminal("sh", "-c", f"nohup {train} > {output} 2>&1")
     await until(lambda: running(runs), LIMIT_S)
     os.close(terminal)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from services.launcher.cli import app
+from flotilla_launcher.cli import app
 from tests.support.repository import ROOT
 
 LOCAL = "deploy/runs/local.toml"
@@ -150,8 +150,8 @@ def test_a_wrong_command_is_answered_by_one_sentence_and_leaves_nothing(
     monkeypatch.setenv("COLUMNS", "400")
     before = sorted(folder.rglob("*"))
     runs = folder / EMPTY
-    prepared = patch("services.launcher.control.prepare_commands.execute_command")
-    with prepared as execute, patch("services.launcher.cli.prepare.execute_command", execute):
+    prepared = patch("flotilla_launcher.control.prepare_commands.execute_command")
+    with prepared as execute, patch("flotilla_launcher.cli.prepare.execute_command", execute):
         ended = run_here(*(word.format(t=folder, r=runs) for word in words))
     output = "".join(capfd.readouterr())
     assert ended == code, output

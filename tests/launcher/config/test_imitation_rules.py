@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.config.imitation_rules import needed_services, unused_at_first
-from services.launcher.run_spec import read_spec
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from flotilla_launcher.config.imitation_rules import needed_services, unused_at_first
+from flotilla_launcher.run_spec import read_spec
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 
 SETS = {"sets": [{"name": "heldout", "tasks": "t.json"}]}
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.launcher.run_spec import BadSpecError, parse_spec
+from flotilla_launcher.run_spec import BadSpecError, parse_spec
 from tests.support.launcher import spec
 
 FAKE = {"engine": {"kind": "fake"}}

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from services.launcher.backends.sky.machine_candidates import check_candidates, machines_of
-from services.launcher.config.sky import Machine, Machines, SkyConfig
-from services.launcher.state import LEARNER, ROLLOUT
+from flotilla_launcher.backends.sky.machine_candidates import check_candidates, machines_of
+from flotilla_launcher.config.sky import Machine, Machines, SkyConfig
+from flotilla_launcher.state import LEARNER, ROLLOUT
 
 ANYWHERE = Machine(accelerators="H100:1")
 LAMBDA = Machine(infra="lambda/us-east-1", accelerators="H100:1")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import ConfigError
-from services.launcher.cli.spec_start import check_before_start
-from services.launcher.run_spec import BadSpecError, parse_spec
+from flotilla_common.spec.config import ConfigError
+from flotilla_launcher.cli.spec_start import check_before_start
+from flotilla_launcher.run_spec import BadSpecError, parse_spec
 from tests.support.launcher import spec
 
 AT_TINKER = {"engine": "tinker"}

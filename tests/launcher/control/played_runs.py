@@ -1,10 +1,10 @@
 """Runs of four replicas as the pure core sees them, in states set by hand."""
 
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import transitions
-from services.launcher.control.actions import StartReplica
-from services.launcher.control.reconcile import reconcile_run
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Run, Unit
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.control import transitions
+from flotilla_launcher.control.actions import StartReplica
+from flotilla_launcher.control.reconcile import reconcile_run
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, Run, Unit
 
 CONFIG = LauncherConfig(
     max_restarts=2, backoff_s=1.0, backoff_max_s=8.0, start_timeout_s=100, drain_s=10

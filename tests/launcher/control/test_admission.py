@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.config.tinker_rules import LIMITS
+from flotilla_launcher.config.tinker_rules import LIMITS
 from tests.support.launcher import serving, spec
 
 

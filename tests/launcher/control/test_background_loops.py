@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.control.background_loops import run_safely
-from services.launcher.control.event_publisher import EventPublisher
-from services.launcher.state import LEARNER, Run
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.control.background_loops import run_safely
+from flotilla_launcher.control.event_publisher import EventPublisher
+from flotilla_launcher.state import LEARNER, Run
+from flotilla_launcher.store.ledger import Ledger
 
 
 async def test_notifications_continue_after_a_moment_without_the_ledger(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.config.launcher import LauncherConfig, ServiceShape, TokenPrices
-from services.launcher.control import budget
-from services.launcher.ports import MeterTick, MeterVerdict
-from services.launcher.state import Cost, Outcome, Replica, Run, RunState, TokenCount, Unit
+from flotilla_launcher.config.launcher import LauncherConfig, ServiceShape, TokenPrices
+from flotilla_launcher.control import budget
+from flotilla_launcher.ports import MeterTick, MeterVerdict
+from flotilla_launcher.state import Cost, Outcome, Replica, Run, RunState, TokenCount, Unit
 
 SERVICES = ("env_gateway", "learner", "rollout")
 PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}

@@ -11,11 +11,11 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc.rpc import service_error
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.ports import LaunchSpec, ResourceOffer
-from services.launcher.control import budget, cost_tracker
-from services.launcher.ports import LauncherHooks
+from flotilla_common.rpc.rpc import service_error
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.ports import LaunchSpec, ResourceOffer
+from flotilla_launcher.control import budget, cost_tracker
+from flotilla_launcher.ports import LauncherHooks
 from tests.support.launcher import serving, spec
 
 HOOKS = LauncherHooks(meter=budget.meter_cost)

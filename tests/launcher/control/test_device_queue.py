@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.backends.ports import BackendError, DeviceClaim, QueuePlace
-from services.launcher.config.launcher import LauncherConfig, parse_launcher
-from services.launcher.control.budget import meter_cost
-from services.launcher.control.device_claims import make_claim
-from services.launcher.ports import LauncherHooks
-from services.launcher.state import (
+from flotilla_launcher.backends.ports import BackendError, DeviceClaim, QueuePlace
+from flotilla_launcher.config.launcher import LauncherConfig, parse_launcher
+from flotilla_launcher.control.budget import meter_cost
+from flotilla_launcher.control.device_claims import make_claim
+from flotilla_launcher.ports import LauncherHooks
+from flotilla_launcher.state import (
     GATEWAY,
     LEARNER,
     ROLLOUT,
@@ -24,7 +24,7 @@ from services.launcher.state import (
     RunState,
     Unit,
 )
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import serving, spec
 

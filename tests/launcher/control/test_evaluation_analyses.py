@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from services.launcher.control import evaluation_analyses
-from services.launcher.control.evaluation_analyses import EvaluationAnalyses, analyzed_runs
-from services.launcher.state import Outcome, Run, RunState
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.control import evaluation_analyses
+from flotilla_launcher.control.evaluation_analyses import EvaluationAnalyses, analyzed_runs
+from flotilla_launcher.state import Outcome, Run, RunState
+from flotilla_launcher.store.ledger import Ledger
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
 
 RUN = "demo-20261128-120000"

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.local import LocalConfig
-from services.launcher.control.launch_spec import replica_command
-from services.launcher.state import RunMode
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.config.local import LocalConfig
+from flotilla_launcher.control.launch_spec import replica_command
+from flotilla_launcher.state import RunMode
 from tests.support.run_specs import bare_spec
 
 

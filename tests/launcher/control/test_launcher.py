@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.ports import LaunchSpec
-from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.control.supervisor import Supervisor
-from services.launcher.state import (
+from flotilla_launcher.backends.ports import LaunchSpec
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies
+from flotilla_launcher.control.supervisor import Supervisor
+from flotilla_launcher.state import (
     GATEWAY,
     LEARNER,
     ROLLOUT,
@@ -24,7 +24,7 @@ from services.launcher.state import (
     RunState,
     Unit,
 )
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry, spec
 from tests.support.waiting import until

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.control.spec_changes import diff_specs, kept_commit
-from services.launcher.ports import LauncherHooks
-from services.launcher.run_spec import RunSpec
+from flotilla_launcher.control.spec_changes import diff_specs, kept_commit
+from flotilla_launcher.ports import LauncherHooks
+from flotilla_launcher.run_spec import RunSpec
 from tests.support.launcher import serving, spec
 from tests.support.model_hub import FIRST, SECOND
 

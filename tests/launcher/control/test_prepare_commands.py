@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.text.redaction import add_secret
-from services.launcher.backends.local.marked_processes import MARK_VARIABLE
-from services.launcher.control import prepare_commands
-from services.launcher.state import RunState
-from services.launcher.store.ledger import Ledger
+from flotilla_common.text.redaction import add_secret
+from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
+from flotilla_launcher.control import prepare_commands
+from flotilla_launcher.state import RunState
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.cli.test_app import nothing_left, run_cli, write_spec
 from tests.support.launcher import left_running, serving, spec, start_cli
 from tests.support.launcher_process import start_launcher

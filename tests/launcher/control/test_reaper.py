@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.api import codec
-from services.launcher.backends.local.marked_processes import MARK_VARIABLE
-from services.launcher.backends.ports import LaunchSpec
-from services.launcher.cli import launcher_client
-from services.launcher.control import reaper
-from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.api import codec
+from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
+from flotilla_launcher.backends.ports import LaunchSpec
+from flotilla_launcher.cli import launcher_client
+from flotilla_launcher.control import reaper
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies
+from flotilla_launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
+from flotilla_launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import OneRegistry, start_cli

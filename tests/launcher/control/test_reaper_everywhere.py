@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.ports import Backend, BackendError
-from services.launcher.control.launcher import Launcher, LauncherDependencies
-from services.launcher.state import Cleanup
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.backends.ports import Backend, BackendError
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies
+from flotilla_launcher.state import Cleanup
+from flotilla_launcher.store.ledger import Ledger
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.control.test_reaper import ended, machine
 from tests.support.fake_backend import FakeBackend

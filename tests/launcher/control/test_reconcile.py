@@ -5,16 +5,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.launcher.control import restarts, run_end, transitions
-from services.launcher.control.actions import (
+from flotilla_launcher.control import restarts, run_end, transitions
+from flotilla_launcher.control.actions import (
     CleanRun,
     DrainReplica,
     KillReplica,
     RunAction,
     StartReplica,
 )
-from services.launcher.control.reconcile import next_reconcile_due, reconcile_run
-from services.launcher.state import (
+from flotilla_launcher.control.reconcile import next_reconcile_due, reconcile_run
+from flotilla_launcher.state import (
     GATEWAY,
     LEARNER,
     ROLLOUT,

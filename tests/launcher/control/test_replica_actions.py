@@ -10,9 +10,9 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import rpc
-from services.launcher.backends.ports import BackendUnreachable, LaunchSpec, ResourceOffer
-from services.launcher.state import Unit
+from flotilla_common.rpc import rpc
+from flotilla_launcher.backends.ports import BackendUnreachable, LaunchSpec, ResourceOffer
+from flotilla_launcher.state import Unit
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec
 

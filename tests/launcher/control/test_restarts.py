@@ -2,13 +2,13 @@
 
 import pytest
 
-from services.launcher.agent_protocol import ReplicaCommand
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.config.sky import ProvisionConfig, SkyConfig
-from services.launcher.control import restarts, transitions
-from services.launcher.control.actions import DrainReplica, StartReplica
-from services.launcher.control.reconcile import command_for, reconcile_run
-from services.launcher.state import (
+from flotilla_launcher.agent_protocol import ReplicaCommand
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.config.sky import ProvisionConfig, SkyConfig
+from flotilla_launcher.control import restarts, transitions
+from flotilla_launcher.control.actions import DrainReplica, StartReplica
+from flotilla_launcher.control.reconcile import command_for, reconcile_run
+from flotilla_launcher.state import (
     EXIT_BAD_CONFIG,
     LEARNER,
     PHASE_DONE,

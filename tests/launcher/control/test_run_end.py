@@ -1,14 +1,14 @@
 """A run that is done or stopped: the order of its ends, and when it counts as ended."""
 
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import restarts, run_end, transitions
-from services.launcher.control.actions import (
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.control import restarts, run_end, transitions
+from flotilla_launcher.control.actions import (
     CleanRun,
     DrainReplica,
     KillReplica,
 )
-from services.launcher.control.reconcile import reconcile_run
-from services.launcher.state import (
+from flotilla_launcher.control.reconcile import reconcile_run
+from flotilla_launcher.state import (
     GATEWAY,
     LEARNER,
     ROLLOUT,

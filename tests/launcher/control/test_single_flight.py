@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.control.single_flight import SharedWork, WorkCancelledError
+from flotilla_launcher.control.single_flight import SharedWork, WorkCancelledError
 from tests.launcher.control.test_replica_actions import HesitantBackend
 from tests.support.launcher import serving, spec
 from tests.support.waiting import until

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.control.spec_changes import diff_specs
-from services.launcher.store.ledger import Ledger
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.control.spec_changes import diff_specs
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.store.test_run_files import refusal, run_cli, write_run
 from tests.support.launcher import serving, spec
 

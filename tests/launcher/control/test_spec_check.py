@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import load_spec
-from services.launcher.control.spec_check import check_spec
-from services.launcher.run_spec import BadSpecError, RunSpec, parse_spec
-from services.launcher.state import SERVICES
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.control.spec_check import check_spec
+from flotilla_launcher.run_spec import BadSpecError, RunSpec, parse_spec
+from flotilla_launcher.state import SERVICES
 from tests.support.doctor import forged_services, service_forge
 from tests.support.repository import ROOT
 
@@ -30,7 +30,7 @@ runpy.run_module({module!r}, run_name="__main__")
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_checks_its_configuration_without_its_packages(service: str) -> None:
     spec = Path("deploy/runs/local.toml")
-    script = CHECK.format(missing=MISSING, spec=str(spec), module=f"services.{service}")
+    script = CHECK.format(missing=MISSING, spec=str(spec), module=f"flotilla_{service}")
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -40,9 +40,9 @@ def test_a_service_checks_its_configuration_without_its_packages(service: str) -
 KILLED = """
 import asyncio
 from pathlib import Path
-from services.common.spec.config import (canonical_json)
-from services.common.spec.spec_loading import load_spec
-from services.launcher.run_spec import parse_spec; from services.launcher.control import spec_check
+from flotilla_common.spec.config import (canonical_json)
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.run_spec import parse_spec; from flotilla_launcher.control import spec_check
 asyncio.run(spec_check.check_spec(parse_spec(canonical_json(load_spec(
     Path({spec!r}), ["policy.model=on/the-hub"])))))
 """
@@ -81,7 +81,7 @@ def test_a_check_that_is_killed_leaves_no_file_behind(tmp_path: Path) -> None:
 def test_what_a_rollout_cannot_run_is_refused_before_anything_starts(
     override: str, words: str
 ) -> None:
-    command = ("-m", "services.rollout", "--check-config", "--config", "deploy/runs/local.toml")
+    command = ("-m", "flotilla_rollout", "--check-config", "--config", "deploy/runs/local.toml")
     done = subprocess.run(
         service_forge().python_command(*command, override),
         cwd=ROOT,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.control.token_counts import note_tokens, sum_tokens
-from services.launcher.state import TokenCount
+from flotilla_launcher.control.token_counts import note_tokens, sum_tokens
+from flotilla_launcher.state import TokenCount
 
 # The totals of one process, as it reports them in the course of its life.
 LIFE = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=6)

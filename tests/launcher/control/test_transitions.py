@@ -1,7 +1,7 @@
 """Reports of replicas, noted in the record of their run."""
 
-from services.launcher.control import transitions
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.control import transitions
+from flotilla_launcher.state import ROLLOUT
 from tests.launcher.control.played_runs import running_run
 
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from environments.tasks import make_task
-from services.launcher.doctor.adapters import gateway_probe
-from services.launcher.doctor.findings import Finding
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.doctor.adapters import gateway_probe
+from flotilla_launcher.doctor.findings import Finding
 
 
 @pytest.fixture(scope="session")

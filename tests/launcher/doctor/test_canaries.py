@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
-from services.common.process.extras import install_command
-from services.common.spec.spec_loading import load_spec
-from services.launcher.doctor.adapters.gateway_process import GatewayError
-from services.launcher.doctor.canaries import Canary
-from services.launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
-from services.launcher.doctor.findings import ProbeResult, Status
+from flotilla_common.process.extras import install_command
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.doctor.adapters.gateway_process import GatewayError
+from flotilla_launcher.doctor.canaries import Canary
+from flotilla_launcher.doctor.canary_results import PlayedEpisodes, key_of_episodes
+from flotilla_launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.adapters.test_gateway_probe import children
 from tests.support.doctor import check, probed, sections, spec, subject
@@ -147,7 +147,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         raise GatewayError("it ended:\nModuleNotFoundError: No module named 'aiohttp'")
         yield "", ""
 
-    monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
+    monkeypatch.setattr("flotilla_launcher.doctor.adapters.gateway_probe.serve_gateway", gateway)
     fix = f"install aiohttp: {install_command('env-gateway')}, or `make setup`"
     check(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import apply_override
-from services.launcher.doctor import checkpoint_store as probe
-from services.launcher.doctor.findings import Finding, Status, ok
-from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import Run, RunMode
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import apply_override
+from flotilla_launcher.doctor import checkpoint_store as probe
+from flotilla_launcher.doctor.findings import Finding, Status, ok
+from flotilla_launcher.doctor.start_gate import doctor_gate
+from flotilla_launcher.ports import PendingRun, RunRefusedError
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import Run, RunMode
 from tests.support.doctor import check, forged_services, probed, spec, subject
 
 RENTED = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "lambda"}]')

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.adapters.clouds_probe import judge_clouds
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.probe_process import run_probe_module
+from flotilla_launcher.doctor.adapters.clouds_probe import judge_clouds
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.probe_process import run_probe_module
 from tests.support.doctor import check, double, probed, skypilot, spec, subject
 from tests.support.repository import ROOT
 
@@ -59,7 +59,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
         (message,) = await run_probe_module(
             str(SKY_PYTHON),
-            "services.launcher.doctor.adapters.clouds_probe",
+            "flotilla_launcher.doctor.adapters.clouds_probe",
             {"wanted": {}},
             environ,
         )

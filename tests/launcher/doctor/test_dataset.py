@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from environments.tasks import make_task
-from services.launcher.cli.app import app
-from services.launcher.doctor.findings import Status
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.cli.app import app
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import check, emulator, probed, spec, subject
 
 

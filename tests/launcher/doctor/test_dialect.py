@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.doctor.findings import Status
+from flotilla_launcher.doctor.findings import Status
 from tests.rollout.dialects.templates import chatml
 from tests.support.doctor import check, probed, spec, subject
 from tests.support.model_hub import FIRST, ModelHub, model_hub

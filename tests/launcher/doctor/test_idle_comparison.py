@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.idle_comparison import (
+from flotilla_launcher.doctor.idle_comparison import (
     IdleView,
     describe_difference,
     may_differ,

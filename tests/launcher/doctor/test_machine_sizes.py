@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec_loading import apply_override
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.run_context import RunContext
+from flotilla_common.spec.spec_loading import apply_override
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.run_context import RunContext
 from tests.launcher.doctor.test_memory import larger
 from tests.support.doctor import check, double, probed, skypilot, spec, subject
 

@@ -9,15 +9,15 @@ from typing import Any
 import psutil
 import pytest
 
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.memory import check_engine_gpu, check_shared_gpu, check_trainer_gpu
-from services.launcher.doctor.memory_estimate import (
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.memory import check_engine_gpu, check_shared_gpu, check_trainer_gpu
+from flotilla_launcher.doctor.memory_estimate import (
     GIB,
     EngineMemory,
     MemoryNeeds,
     estimate_engine,
 )
-from services.rollout.config.rollout import EngineConfig
+from flotilla_rollout.config.rollout import EngineConfig
 from tests.launcher.doctor.test_memory_estimate import POLICY, QWEN3_8B, trainer
 from tests.support.doctor import check, probed, spec, subject
 

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec import PolicyConfig
-from services.launcher.doctor.disk import checkpoint_bytes
-from services.launcher.doctor.memory_estimate import (
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_launcher.doctor.disk import checkpoint_bytes
+from flotilla_launcher.doctor.memory_estimate import (
     GIB,
     TrainerMemory,
     adapter_parameters,
     estimate_trainer,
     weight_slot_bytes,
 )
-from services.launcher.doctor.model_size import ModelSize, read_model_size
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
+from flotilla_launcher.doctor.model_size import ModelSize, read_model_size
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
 
 QWEN3_8B = ModelSize(8_190_735_360, 36, 4096, 12_288, 151_936, 8, 128, 40_960, 32)
 POLICY = PolicyConfig(model="Qwen/Qwen3-8B", max_model_len=16_384)
@@ -96,7 +96,7 @@ def test_checkpoints_of_adapters_are_small() -> None:
 
 @pytest.mark.parametrize("target", ["all-linear", ("q_proj", "mlp.down_proj")])
 def test_adapters_are_counted_as_they_are(model_folder: Path, target: Any) -> None:
-    from services.learner.rank.policy_loading import load_policy
+    from flotilla_learner.rank.policy_loading import load_policy
     from tests.support.rank_configs import policy_config
 
     lora = LoraConfig(rank=4, target_modules=target)

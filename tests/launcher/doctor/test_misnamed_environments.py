@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.misnamed_environments import find_misnamed
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.misnamed_environments import find_misnamed
 from tests.launcher.doctor import own_environment
 from tests.support.doctor import check, probed, subject
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import canonical_json
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.model_access import resolve_commit
-from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_spec import parse_spec
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.model_access import resolve_commit
+from flotilla_launcher.doctor.run_context import RunContext
+from flotilla_launcher.run_spec import parse_spec
 from tests.support.doctor import check, probed, spec, subject
 from tests.support.model_hub import FIRST, SECOND, ModelHub, model_hub
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.findings import FindingError
-from services.launcher.doctor.model_size import (
+from flotilla_launcher.doctor.findings import FindingError
+from flotilla_launcher.doctor.model_size import (
     INDEX,
     UnknownModelSizeError,
     count_stored,
     read_model_size,
 )
-from services.launcher.doctor.policy_files import measure_policy
+from flotilla_launcher.doctor.policy_files import measure_policy
 from tests.support.doctor import sections, spec, subject
 
 # Qwen3-235B-A22B, as published.

@@ -4,7 +4,7 @@ that is not set."""
 import ast
 from pathlib import Path
 
-from services.launcher.doctor.probe_list import PROBES
+from flotilla_launcher.doctor.probe_list import PROBES
 
 FOLDER = Path(__file__).parent
 FAULTS, MISSING_VARIABLES = 15, 3

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.prompts import judge_prompt
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.prompts import judge_prompt
 from tests.launcher.doctor import own_environment
 from tests.support.doctor import check, probed, subject
 

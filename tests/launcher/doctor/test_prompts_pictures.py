@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task, make_tasks
-from services.common.domain.attempts import AttemptKey
-from services.common.rpc import rpc
-from services.common.spec.spec import SharedConfig
-from services.launcher.doctor.adapters.gateway_process import serve_gateway
-from services.launcher.doctor.findings import ProbeResult, Status
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.adapters.model_files import read_model_folder
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.episodes.conversation import MessageReader
-from services.rollout.episodes.prompt_cache import Prompt, PromptCache
-from services.rollout.types import OpenRequest
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.rpc import rpc
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_environments.tasks import make_task, make_tasks
+from flotilla_launcher.doctor.adapters.gateway_process import serve_gateway
+from flotilla_launcher.doctor.findings import ProbeResult, Status
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.adapters.model_files import read_model_folder
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.episodes.conversation import MessageReader
+from flotilla_rollout.episodes.prompt_cache import Prompt, PromptCache
+from flotilla_rollout.types import OpenRequest
 from tests.support.doctor import check, probed, spec, subject
 
 # Its screen is noise, of which a PNG is too large to come with the answer.
@@ -47,7 +47,7 @@ def screen_run(model: Path, folder: Path, tasks: list[Any]) -> dict[str, Any]:
     path = folder / "tasks.json"
     path.write_text(json.dumps(tasks))
     content = spec(model, path, "policy.vision.max_images=4", "rollout.dialect.name=full")
-    serve = {"command": ["python", "-P", "-m", "environments.serve"], "instances": True}
+    serve = {"command": ["python", "-P", "-m", "flotilla_environments.serve"], "instances": True}
     content["env_gateway"] = {"backend": "mcp", "servers": [serve]}
     return content
 

@@ -10,18 +10,18 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import apply_override
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.doctor.findings import Finding, Status, ok
-from services.launcher.doctor.probe_list import PROBES, Probe
-from services.launcher.doctor.probe_process import run_command
-from services.launcher.doctor.run_context import RunContext
-from services.launcher.doctor.run_probes import examine_run, run_probes
-from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.ports import PendingRun, RunRefusedError
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import Run
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import apply_override
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.doctor.findings import Finding, Status, ok
+from flotilla_launcher.doctor.probe_list import PROBES, Probe
+from flotilla_launcher.doctor.probe_process import run_command
+from flotilla_launcher.doctor.run_context import RunContext
+from flotilla_launcher.doctor.run_probes import examine_run, run_probes
+from flotilla_launcher.doctor.start_gate import doctor_gate
+from flotilla_launcher.ports import PendingRun, RunRefusedError
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import Run
 from tests.support.doctor import forged_services, spec, subject
 from tests.support.launcher import run_cli_here
 from tests.support.repository import ROOT
@@ -30,7 +30,7 @@ NAMES = ["spec", *(probe.name for probe in PROBES)]
 
 
 def doctor(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.launcher.cli.app", "doctor", *map(str, arguments)]
+    command = [sys.executable, "-m", "flotilla_launcher.cli.app", "doctor", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.ports import PendingRun
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import Run
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.start_gate import doctor_gate
+from flotilla_launcher.ports import PendingRun
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import Run
 from tests.support.doctor import check, forged_services, probed, spec, subject
 from tests.support.repository import ROOT
 
@@ -79,7 +79,7 @@ async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to
 ) -> None:
     alone = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
     check(await probed("episodes", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
-    emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", "0"])
+    emulated = json.dumps(["python", "-m", "flotilla_environments.fleet_emulator", "--port", "0"])
     starts = f"env_gateway.backends.fleet.command={emulated}"
     more = spec(policy, tasks, *ELSEWHERE, "env_gateway.backend=fleet", starts)
     reported = await probed("episodes", subject(more, tmp_path))

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from services.launcher.doctor.findings import Finding, Status
-from services.launcher.doctor.server_starts import report_starts
+from flotilla_launcher.doctor.findings import Finding, Status
+from flotilla_launcher.doctor.server_starts import report_starts
 
 LEARNER = {"groups_per_step": 4, "group_size": 8}
 LOG = [

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.spec.config import canonical_json
-from services.launcher.doctor import run_probes, start_gate
-from services.launcher.doctor.findings import Finding, Status, combine_findings, fail, ok, warn
-from services.launcher.doctor.probe_list import Probe
-from services.launcher.doctor.run_context import RunContext
-from services.launcher.doctor.start_gate import doctor_gate
-from services.launcher.ports import LauncherHooks, PendingRun, RunRefusedError
-from services.launcher.run_spec import parse_spec
-from services.launcher.state import Run
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.doctor import run_probes, start_gate
+from flotilla_launcher.doctor.findings import Finding, Status, combine_findings, fail, ok, warn
+from flotilla_launcher.doctor.probe_list import Probe
+from flotilla_launcher.doctor.run_context import RunContext
+from flotilla_launcher.doctor.start_gate import doctor_gate
+from flotilla_launcher.ports import LauncherHooks, PendingRun, RunRefusedError
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_launcher.state import Run
 from tests.support.doctor import forged_services, spec
 from tests.support.launcher import serving
 

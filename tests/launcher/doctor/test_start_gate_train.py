@@ -19,7 +19,7 @@ SLEEPER = "import time\ntime.sleep(600)\n"
 
 
 def cli(*words: str | Path) -> list[str]:
-    return [sys.executable, "-P", "-m", "services.launcher.cli.app", *map(str, words)]
+    return [sys.executable, "-P", "-m", "flotilla_launcher.cli.app", *map(str, words)]
 
 
 def elsewhere(path: Path) -> Path:

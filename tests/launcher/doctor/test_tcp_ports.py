@@ -5,14 +5,16 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-from services.launcher.doctor.findings import Status
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import ProbeResult, check, probed, spec, subject
 
 
 async def test_ports_that_are_taken_are_named(policy: Path, tasks: Path, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
-        emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", str(port)])
+        emulated = json.dumps(
+            ["python", "-m", "flotilla_environments.fleet_emulator", "--port", str(port)]
+        )
         content = spec(
             *(policy, tasks, "env_gateway.backend=fleet"),
             f"env_gateway.backends.fleet.command={emulated}",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
-from services.launcher.doctor.findings import Status
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import check, emulator, probed, spec, subject
 
 

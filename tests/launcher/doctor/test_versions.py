@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.doctor.findings import Status
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import check, probed, spec, subject
 
 

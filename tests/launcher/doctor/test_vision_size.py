@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.launcher.doctor.memory_estimate import (
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_launcher.doctor.memory_estimate import (
     GIB,
     EngineMemory,
     TrainerMemory,
@@ -17,17 +17,17 @@ from services.launcher.doctor.memory_estimate import (
     estimate_engine,
     estimate_trainer,
 )
-from services.launcher.doctor.model_size import (
+from flotilla_launcher.doctor.model_size import (
     ModelSize,
     UnknownModelSizeError,
     read_model_size,
 )
-from services.launcher.doctor.vision_size import VisionSize
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.parameter_count import count_parameters
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_launcher.doctor.vision_size import VisionSize
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.parameter_count import count_parameters
+from flotilla_rollout.config.rollout import RolloutConfig
 
 # config.json and preprocessor_config.json as published, without what says nothing of sizes.
 QWEN3_VL_8B: Mapping[str, Any] = {

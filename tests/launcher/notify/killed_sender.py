@@ -15,11 +15,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from services.common.adapters.bounded_http import shared_ssl_context
-from services.launcher.notify.adapters.slack import SlackSink
-from services.launcher.notify.delivery import DeliveryWorker
-from services.launcher.notify.messages import Message, MessageKind
-from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
+from flotilla_common.adapters.bounded_http import shared_ssl_context
+from flotilla_launcher.notify.adapters.slack import SlackSink
+from flotilla_launcher.notify.delivery import DeliveryWorker
+from flotilla_launcher.notify.messages import Message, MessageKind
+from flotilla_launcher.notify.outbox import DeliveryTarget, Letter, Outbox
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.rpc.free_ports import free_port
-from services.launcher.notify.adapters.slack import SlackSink
-from services.launcher.notify.delivery import DeliveryWorker
-from services.launcher.notify.messages import Message, MessageKind
-from services.launcher.notify.outbox import DeliveryTarget, Outbox
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_launcher.notify.adapters.slack import SlackSink
+from flotilla_launcher.notify.delivery import DeliveryWorker
+from flotilla_launcher.notify.messages import Message, MessageKind
+from flotilla_launcher.notify.outbox import DeliveryTarget, Outbox
 from tests.launcher.notify.slack_double import CHANNEL_ID, CHANNEL_NAME, TOKEN, Fault, slack
 from tests.support.repository import ROOT
 

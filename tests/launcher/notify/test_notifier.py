@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.config.notify import NotifyConfig, SlackConfig
-from services.launcher.control import ledger_writer
-from services.launcher.notify.adapters.slack import SlackSink, slack_text
-from services.launcher.notify.adapters.webhook import WebhookSink
-from services.launcher.notify.delivery import DeliveryWorker
-from services.launcher.notify.message_selection import state_messages
-from services.launcher.notify.messages import (
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.config.notify import NotifyConfig, SlackConfig
+from flotilla_launcher.control import ledger_writer
+from flotilla_launcher.notify.adapters.slack import SlackSink, slack_text
+from flotilla_launcher.notify.adapters.webhook import WebhookSink
+from flotilla_launcher.notify.delivery import DeliveryWorker
+from flotilla_launcher.notify.message_selection import state_messages
+from flotilla_launcher.notify.messages import (
     Message,
     MessageKind,
     RunFacts,
     spending_messages,
 )
-from services.launcher.notify.notifier import Notifier, targets_of
-from services.launcher.notify.outbox import DeliveryTarget, Letter, Outbox
-from services.launcher.notify.run_facts import describe_model, describe_steps, selected_tasks
-from services.launcher.notify.sinks import Sink
-from services.launcher.run_progress import Alarm, Progress
-from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState, TokenCount
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.notify.notifier import Notifier, targets_of
+from flotilla_launcher.notify.outbox import DeliveryTarget, Letter, Outbox
+from flotilla_launcher.notify.run_facts import describe_model, describe_steps, selected_tasks
+from flotilla_launcher.notify.sinks import Sink
+from flotilla_launcher.run_progress import Alarm, Progress
+from flotilla_launcher.state import Cleanup, Cost, Outcome, Run, RunState, TokenCount
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 from tests.support.repository import ROOT
 

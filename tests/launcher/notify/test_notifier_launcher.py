@@ -11,8 +11,8 @@ from typing import Any
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.launcher.security.launcher_address import read_address
+from flotilla_common.rpc import rpc
+from flotilla_launcher.security.launcher_address import read_address
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 from tests.support.launcher import spec
 from tests.support.launcher_process import address_of, start_launcher

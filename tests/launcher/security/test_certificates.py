@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.auth import check_token
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.tls import read_tls
-from services.launcher.security import certificates
-from services.launcher.store.run_files import RUN_ID_PATTERN
+from flotilla_common.rpc.auth import check_token
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.tls import read_tls
+from flotilla_launcher.security import certificates
+from flotilla_launcher.store.run_files import RUN_ID_PATTERN
 
 
 def test_every_service_gets_a_certificate_in_its_own_name() -> None:

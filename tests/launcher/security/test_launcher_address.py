@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.launcher.security import launcher_address
+from flotilla_launcher.security import launcher_address
 
 
 def test_the_file_of_a_dead_launcher_counts_for_nothing(tmp_path: Path) -> None:

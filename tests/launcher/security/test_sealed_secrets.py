@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.security.sealed_secrets import load_or_make_key, seal_secrets, unseal_secrets
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.security.sealed_secrets import load_or_make_key, seal_secrets, unseal_secrets
 from tests.support.watched_machine import machine
 
 SECRET = {"FLEET_API_KEY": "of-fleet"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.security.sealed_secrets import KEY_FILE, load_or_make_key, seal_secrets
+from flotilla_launcher.security.sealed_secrets import KEY_FILE, load_or_make_key, seal_secrets
 from tests.support.canary import Canaries
 from tests.support.watched_machine import WatchedMachine, machine
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from services.launcher.api.registry_server import GrpcRegistryHost
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.code_bundle import CODE_FOLDER
-from services.launcher.backends.sky.ports import Document
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.cli import plan as plans
-from services.launcher.control.launcher import Launcher, LauncherDependencies, StartOrder
-from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
-from services.launcher.state import Cleanup
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.api.registry_server import GrpcRegistryHost
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.code_bundle import CODE_FOLDER
+from flotilla_launcher.backends.sky.ports import Document
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.cli import plan as plans
+from flotilla_launcher.control.launcher import Launcher, LauncherDependencies, StartOrder
+from flotilla_launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from flotilla_launcher.state import Cleanup
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.canary import HOOK, Canaries
 from tests.support.launcher import spec
 from tests.support.skypilot.in_process import skypilot_here

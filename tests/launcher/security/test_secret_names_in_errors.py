@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import canonical_json
+from flotilla_common.spec.config import canonical_json
 from tests.support.canary import HOOK, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double, spec
 from tests.support.repository import ROOT
@@ -51,7 +51,7 @@ def surroundings(canaries: Canaries, url: str) -> dict[str, str]:
 
 
 def doctor(path: Path, environ: Mapping[str, str], *arguments: str) -> list[dict[str, str]]:
-    words = ("-m", "services.launcher.cli.app", "doctor", str(path), "--json", *arguments)
+    words = ("-m", "flotilla_launcher.cli.app", "doctor", str(path), "--json", *arguments)
     for name in ("versions", "memory", "disk"):
         words += ("--skip", name)
     done = subprocess.run(
@@ -86,7 +86,7 @@ def test_a_store_that_refuses_is_reported_without_its_keys(tmp_path: Path) -> No
                 *(
                     sys.executable,
                     "-m",
-                    "services.learner.checkpoints.restore_command",
+                    "flotilla_learner.checkpoints.restore_command",
                     "s3://bucket/runs/run-1",
                 ),
                 *("--config", str(path), "--runs", str(tmp_path)),

@@ -18,12 +18,12 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.common.rpc.tls import TLS_VARIABLE
-from services.launcher.backends.local.marked_processes import MARK_VARIABLE
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.security import service_variables
-from services.launcher.security.service_variables import LAUNCHERS_OWN
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.tls import TLS_VARIABLE
+from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.security import service_variables
+from flotilla_launcher.security.service_variables import LAUNCHERS_OWN
 from tests.support.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.support.doctor import double
 from tests.support.launcher import ENDED, forged_fakes, left_running, spec
@@ -94,7 +94,7 @@ async def launcher(folder: Path) -> AsyncGenerator[Here]:
     with double(repeat) as repeater, (folder / "stderr").open("wb") as output:
         environ = {**os.environ, **forged_fakes(), **canaries.environ(repeater)}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+            *(sys.executable, "-m", "flotilla_launcher", "--runs", str(runs)),
             cwd=ROOT,
             env={**environ, "TMPDIR": str(folder / "tmp")},
             stdout=output,

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.launcher.store.ledger import Ledger
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.launcher import left_running, spec, start_cli
 from tests.support.waiting import until
 

@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
-from services.common.rpc import rpc
-from services.launcher.api.registry_server import GrpcRegistryHost
-from services.launcher.config.launcher import LauncherConfig
-from services.launcher.control import ledger_writer, run_end, transitions
-from services.launcher.control.actions import RunNote
-from services.launcher.state import (
+from flotilla_common.rpc import rpc
+from flotilla_launcher.api.registry_server import GrpcRegistryHost
+from flotilla_launcher.config.launcher import LauncherConfig
+from flotilla_launcher.control import ledger_writer, run_end, transitions
+from flotilla_launcher.control.actions import RunNote
+from flotilla_launcher.state import (
     LEARNER,
     Cost,
     Outcome,
@@ -29,8 +29,8 @@ from services.launcher.state import (
     TokenCount,
     Unit,
 )
-from services.launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
-from services.launcher.store.operation_log import OperationState
+from flotilla_launcher.store.ledger import PROGRESS_KEPT, Ledger, LedgerError
+from flotilla_launcher.store.operation_log import OperationState
 
 
 def test_a_ledger_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:

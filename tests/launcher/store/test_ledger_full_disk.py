@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.control.supervisor import Supervisor
-from services.launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
-from services.launcher.store.ledger import Ledger
+from flotilla_launcher.control.supervisor import Supervisor
+from flotilla_launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
+from flotilla_launcher.store.ledger import Ledger
 from tests.launcher.control.test_replica_actions import registered
 from tests.support.fake_backend import FakeBackend
 from tests.support.launcher import ServedLauncher, serving, spec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.store.log_spool import LogGapError, LogSpool
+from flotilla_launcher.store.log_spool import LogGapError, LogSpool
 
 
 @pytest.mark.parametrize("seed", range(200))

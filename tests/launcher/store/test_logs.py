@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.launcher.store import logs
+from flotilla_launcher.store import logs
 
 
 def test_the_tail_of_a_log_is_found_across_blocks_and_without_a_last_newline(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.launcher.store.roster import Member, ReplacedError, Roster
+from flotilla_launcher.store.roster import Member, ReplacedError, Roster
 
 
 def test_a_roster_takes_no_replaced_member_back() -> None:

@@ -11,12 +11,12 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import rpc
-from services.common.run_folder.journal_file import open_read_only
-from services.launcher.store.run_files import recover_stored_run
-from services.learner.journal.progress_mark import ProgressMark
-from services.learner.journal.row_codec import count_fates
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc import rpc
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_launcher.store.run_files import recover_stored_run
+from flotilla_learner.journal.progress_mark import ProgressMark
+from flotilla_learner.journal.row_codec import count_fates
+from flotilla_learner.journal.store import open_journal
 from tests.support.launcher import serving, spec, start_cli
 
 
@@ -93,7 +93,7 @@ def uploaded(folder: Path, **sections: Any) -> str:
     """The URL of a run whose only checkpoint is a fake."""
     import asyncio
 
-    from services.learner.checkpoints.adapters.fsspec_store import open_store
+    from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
     from tests.support.remote_checkpoints import RUN_ID, UploadingMachine
 
     store = open_store(f"file://{folder}/elsewhere/{RUN_ID}", {})

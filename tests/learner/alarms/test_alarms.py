@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.telemetry.watchdog import Standstill
-from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
-from services.learner.alarms.types import Severity, Streak
-from services.learner.journal.disk_incidents import Incident, Incidents
+from flotilla_common.telemetry.watchdog import Standstill
+from flotilla_learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
+from flotilla_learner.alarms.types import Severity, Streak
+from flotilla_learner.journal.disk_incidents import Incident, Incidents
 from tests.support.alarm_steps import alarms, facts
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.trajectory import Counts, Trajectory
-from services.learner.alarms.attempt_behavior import sum_attempts
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.trajectory import Counts, Trajectory
+from flotilla_learner.alarms.attempt_behavior import sum_attempts
 from tests.support.alarm_steps import alarms, facts
 
 

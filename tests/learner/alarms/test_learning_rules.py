@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.alarms.types import ALL, Severity
+from flotilla_learner.alarms.types import ALL, Severity
 from tests.support.alarm_steps import alarms, facts
 
 

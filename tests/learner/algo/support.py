@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.learner.algo.losses import LossInput
-from services.learner.algo.objective import Objective, PackTokens
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.losses import LossInput
+from flotilla_learner.algo.objective import Objective, PackTokens
+from flotilla_learner.config.algorithm import AlgorithmConfig
 
 Span = tuple[int, int]
 

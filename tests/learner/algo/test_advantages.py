@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.algo.advantages import (
+from flotilla_learner.algo.advantages import (
     ADVANTAGES,
     BatchRewards,
     dr_grpo,
@@ -14,9 +14,9 @@ from services.learner.algo.advantages import (
     max_rl,
     rloo,
 )
-from services.learner.algo.gae import TokenValues
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.types import TurnTokens
+from flotilla_learner.algo.gae import TokenValues
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.types import TurnTokens
 
 CONFIG = AlgorithmConfig()
 ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "max_rl": max_rl}

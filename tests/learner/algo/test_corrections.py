@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.corrections import (
+from flotilla_learner.algo.corrections import (
     CorrectionInput,
     compute_correction,
     needs_sequences,
     needs_trainer_logprobs,
 )
-from services.learner.config.algorithm import CorrectionConfig
+from flotilla_learner.config.algorithm import CorrectionConfig
 
 # Ratios trainer / sampler of two sequences: products 2 and 0.5, geometric means 2 ** (1 / 3) and
 # 0.5 ** (1 / 2).

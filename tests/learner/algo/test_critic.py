@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from services.learner.algo.critic import clipped_value_loss
+from flotilla_learner.algo.critic import clipped_value_loss
 
 
 @pytest.mark.parametrize(

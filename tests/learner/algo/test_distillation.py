@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from services.learner.algo.distillation import reverse_kl_advantages, token_divergence
-from services.learner.config.algorithm import DistillationConfig
+from flotilla_learner.algo.distillation import reverse_kl_advantages, token_divergence
+from flotilla_learner.config.algorithm import DistillationConfig
 
 TOKENS, VOCABULARY, K = 5, 12, 4
 CHOICES: list[dict[str, Any]] = [

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
-from services.learner.algo.gae import compute_gae, returns_to_go, whiten
-from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
+from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
+from flotilla_learner.algo.gae import compute_gae, returns_to_go, whiten
+from flotilla_learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 
 def found(name: str, batch: BatchRewards, config: AlgorithmConfig | None = None) -> np.ndarray:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.learner.algo.held_tokens import UpdateTokens, draw_covariant
+from flotilla_learner.algo.held_tokens import UpdateTokens, draw_covariant
 from tests.learner.algo.support import config
 
 # Of means 0.5 and -2: covariances of 2, -2, -1.5, 1.5, 0 and 0.

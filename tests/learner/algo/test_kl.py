@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from services.learner.algo.kl import kl_penalty, kl_rewards
-from services.learner.algo.objective import Objective, ObjectiveSums
-from services.learner.config.algorithm import KlConfig
+from flotilla_learner.algo.kl import kl_penalty, kl_rewards
+from flotilla_learner.algo.objective import Objective, ObjectiveSums
+from flotilla_learner.config.algorithm import KlConfig
 from tests.learner.algo.support import config, sample
 
 ESTIMATORS = ["k1", "k2", "k3", "abs"]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo import logprob_head
-from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
-from services.learner.algo.objective import Objective, PackLoss
+from flotilla_learner.algo import logprob_head
+from flotilla_learner.algo.logprob_head import fused_policy_loss, token_logprobs
+from flotilla_learner.algo.objective import Objective, PackLoss
 from tests.learner.algo.support import Sample, config, sample
 
 LENGTHS = (9, 1, 15, 12)

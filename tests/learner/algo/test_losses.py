@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.losses import LOSSES, LossInput, TokenLoss
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.losses import LOSSES, LossInput, TokenLoss
+from flotilla_learner.config.algorithm import AlgorithmConfig
 from tests.learner.algo.support import config, sample
 
 CONFIG = config(clip_low=0.2, clip_high=0.28, dual_clip=3.0, sapo_positive=1.0, sapo_negative=1.5)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from services.learner.algo.mismatch import Mismatch, measure_mismatch
+from flotilla_learner.algo.mismatch import Mismatch, measure_mismatch
 
 
 def test_mismatch_in_closed_form() -> None:

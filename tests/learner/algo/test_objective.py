@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.losses import LOSSES
-from services.learner.algo.objective import Objective, ObjectiveSums, PackLoss
-from services.learner.types import StepSettings
+from flotilla_learner.algo.losses import LOSSES
+from flotilla_learner.algo.objective import Objective, ObjectiveSums, PackLoss
+from flotilla_learner.types import StepSettings
 from tests.learner.algo.support import Sample, config, sample
 
 LENGTHS = (4, 1, 6)

@@ -1,8 +1,8 @@
 import pytest
 
-from services.common.domain.attempts import StopReason
-from services.learner.algo.overlong import not_overlong_mask, soft_penalties
-from services.learner.config.algorithm import OverlongConfig
+from flotilla_common.domain.attempts import StopReason
+from flotilla_learner.algo.overlong import not_overlong_mask, soft_penalties
+from flotilla_learner.config.algorithm import OverlongConfig
 
 REASONS = [StopReason.DONE, StopReason.GENERATION_LENGTH, StopReason.CONTEXT_OVERFLOW]
 

@@ -3,7 +3,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algo.packing import first_fit_decreasing, make_pack_layout
+from flotilla_learner.algo.packing import first_fit_decreasing, make_pack_layout
 
 lengths_lists = st.lists(st.integers(1, 200), max_size=60)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from services.common.images.picture import PlacedPicture
-from services.learner.algo.packing import Segments, make_pack_layout
-from services.learner.algo.picture_positions import pack_positions
+from flotilla_common.images.picture import PlacedPicture
+from flotilla_learner.algo.packing import Segments, make_pack_layout
+from flotilla_learner.algo.picture_positions import pack_positions
 
 
 def tokens(length: int) -> np.ndarray:

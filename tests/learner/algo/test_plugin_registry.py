@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.objective import Objective
-from services.learner.algo.plugin_registry import Registry, load_plugins
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.objective import Objective
+from flotilla_learner.algo.plugin_registry import Registry, load_plugins
 from tests.learner.algo.support import config
 from tests.support.repository import ROOT
 
@@ -18,8 +18,8 @@ OWN_MODULE = """
 import numpy as np
 import torch
 
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.losses import LOSSES, TokenLoss
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.losses import LOSSES, TokenLoss
 
 
 @ADVANTAGES.register("reward_itself")
@@ -39,11 +39,11 @@ PROGRAM = """
 import json
 import numpy as np
 import torch
-from services.learner.algo.advantages import ADVANTAGES, BatchRewards
-from services.learner.algo.losses import LOSSES, LossInput
-from services.learner.algo.objective import Objective
-from services.learner.algo.plugin_registry import load_plugins
-from services.learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards
+from flotilla_learner.algo.losses import LOSSES, LossInput
+from flotilla_learner.algo.objective import Objective
+from flotilla_learner.algo.plugin_registry import load_plugins
+from flotilla_learner.config.algorithm import AlgorithmConfig
 
 config = AlgorithmConfig(
     plugins=("a_users_own", "my_algorithms"), advantage="reward_itself", loss="sum_of_sequence"

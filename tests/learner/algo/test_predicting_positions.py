@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from services.learner.algo.predicting_positions import predicting_positions
+from flotilla_learner.algo.predicting_positions import predicting_positions
 
 
 def test_the_token_before_each_policy_token_predicts_it() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.algo.packing import first_fit_decreasing
-from services.learner.algo.prefix_sharing import (
+from flotilla_learner.algo.packing import first_fit_decreasing
+from flotilla_learner.algo.prefix_sharing import (
     LEAST_PREFIX,
     PrefixCluster,
     Prompted,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.algo.reductions import REDUCTIONS
+from flotilla_learner.algo.reductions import REDUCTIONS
 from tests.learner.algo.support import config, loss_and_slope, sample
 from tests.support.examples import examples
 

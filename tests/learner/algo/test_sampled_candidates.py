@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from services.learner.algo.sampled_candidates import join_candidates, keep_candidates
+from flotilla_learner.algo.sampled_candidates import join_candidates, keep_candidates
 
 
 def test_candidates_of_sequences_are_joined_at_the_width_of_the_widest() -> None:

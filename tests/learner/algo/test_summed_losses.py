@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.summed_losses import COUPLED, SUMMED_LOSSES, TargetInputs
-from services.learner.training.batch_checks import LOSSES
+from flotilla_learner.algo.summed_losses import COUPLED, SUMMED_LOSSES, TargetInputs
+from flotilla_learner.training.batch_checks import LOSSES
 from tests.support.target_batches import OPTIONS
 
 

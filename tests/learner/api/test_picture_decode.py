@@ -12,12 +12,12 @@ from PIL import Image
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture_files import MOST_BYTES
-from services.learner.api.decode import TrajectoryAssembler
-from services.learner.api.picture_decode import MOST_PICTURES_BYTES
-from services.learner.api.sequence_decode import MalformedRequestError, TokenLimits
-from services.wire.trajectory import encode_submission
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture_files import MOST_BYTES
+from flotilla_common.wire.trajectory import encode_submission
+from flotilla_learner.api.decode import TrajectoryAssembler
+from flotilla_learner.api.picture_decode import MOST_PICTURES_BYTES
+from flotilla_learner.api.sequence_decode import MalformedRequestError, TokenLimits
 from tests.support.fake_ranks import VOCAB_SIZE
 from tests.support.learner import Submission, graded
 from tests.support.pictures import FAMILY, draw_picture, showing

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from tests.support.remote_checkpoints import RUN_ID, s3_server, s3_store
 
 

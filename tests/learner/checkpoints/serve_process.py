@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.vllm_options import ServedModel, engine_options, set_environment
-from services.rollout.config.rollout import EngineConfig
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.vllm_options import ServedModel, engine_options, set_environment
+from flotilla_rollout.config.rollout import EngineConfig
 
 
 def main(folder: Path, ids: list[int]) -> list[float]:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoints.checkpoint_folders import Checkpoints, CheckpointWriteError
-from services.learner.checkpoints.uploads import CheckpointUploads
-from services.learner.journal.store import Journal, open_journal
-from services.learner.ports import RankError
-from services.learner.run_files.checkpoint_manifest import (
+from flotilla_learner.checkpoints.checkpoint_folders import Checkpoints, CheckpointWriteError
+from flotilla_learner.checkpoints.uploads import CheckpointUploads
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.ports import RankError
+from flotilla_learner.run_files.checkpoint_manifest import (
     MANIFEST,
     DamagedCheckpointError,
     ForeignCheckpointError,
     verify_checkpoint,
 )
-from services.learner.types import CheckpointFiles
+from flotilla_learner.types import CheckpointFiles
 from tests.support.fake_ranks import FakeRanks
 
 MODEL = "model.bin"

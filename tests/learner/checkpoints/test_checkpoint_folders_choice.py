@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.groups.batcher import build_train_batch
-from services.learner.journal.store import Journal, open_journal
-from services.learner.run.step_trainer import ReplayError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.groups.batcher import build_train_batch
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.run.step_trainer import ReplayError
 from tests.learner.run.test_train_loop import query, run_to_the_end, start
 from tests.support.fake_ranks import FakeRanks
 

@@ -15,23 +15,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common.files.durable_files import sha256_of
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.spec.spec import PolicyConfig
-from services.launcher.cli.eval_sources import find_model, identify_model
-from services.launcher.cli.terminal import CommandError
-from services.learner.checkpoints import export_command as command
-from services.learner.checkpoints.export import ExportError, export_model, to_bfloat16
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.checkpoint import write_rank_files
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.split_loading import MODEL
-from services.learner.rank.tensor_shards import flatten_groups
-from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
-from services.learner.run_files.rank_record import write_record
+from flotilla_common.files.durable_files import sha256_of
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_launcher.cli.eval_sources import find_model, identify_model
+from flotilla_launcher.cli.terminal import CommandError
+from flotilla_learner.checkpoints import export_command as command
+from flotilla_learner.checkpoints.export import ExportError, export_model, to_bfloat16
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.checkpoint import write_rank_files
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.split_loading import MODEL
+from flotilla_learner.rank.tensor_shards import flatten_groups
+from flotilla_learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
+from flotilla_learner.run_files.rank_record import write_record
 from tests.support.checkpoints import load_group, write_checkpoint
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import learner, make_config

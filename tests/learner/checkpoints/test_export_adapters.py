@@ -12,14 +12,14 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.checkpoints.export import ExportError, export_adapters, export_model
-from services.learner.checkpoints.number_formats import decode_numbers, encode_numbers
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.model import Policy
-from services.learner.run_files.rank_record import RECORD_FILE
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.checkpoints.export import ExportError, export_adapters, export_model
+from flotilla_learner.checkpoints.number_formats import decode_numbers, encode_numbers
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.adapter_files import BaseRecord
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.run_files.rank_record import RECORD_FILE
 from tests.support.checkpoints import write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.split_checkpoints import split_checkpoint

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.checkpoints.export import export_model
-from services.learner.config.rank import RankConfig
-from services.learner.rank.policy_loading import load_policy
+from flotilla_learner.checkpoints.export import export_model
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.policy_loading import load_policy
 from tests.learner.checkpoints.test_export import train_checkpoint
 from tests.support.tiny_model import VOCAB
 from tests.support.tiny_ranks import YARN, reference_logprobs

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
-from services.learner.checkpoints.adapters.model_assets import vocabulary_of
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.checkpoints.adapters.model_assets import vocabulary_of
 
 
 def vocabulary_with(folder: Path, config: object) -> int:

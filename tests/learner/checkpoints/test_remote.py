@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.learner.checkpoints import background_uploads
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
-from services.learner.checkpoints.background_uploads import UploadError
-from services.learner.checkpoints.remote_layout import Marker
-from services.learner.checkpoints.remote_restore import restore
-from services.learner.checkpoints.remote_upload import FencedError
-from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.checkpoints import background_uploads
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore
+from flotilla_learner.checkpoints.background_uploads import UploadError
+from flotilla_learner.checkpoints.remote_layout import Marker
+from flotilla_learner.checkpoints.remote_restore import restore
+from flotilla_learner.checkpoints.remote_upload import FencedError
+from flotilla_learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, RunningLearner, learner, make_config
 from tests.support.remote_checkpoints import RUN_ID, manifests, query, train, unreliable

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.checkpoints import restore_command as command
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from services.learner.checkpoints.remote_layout import Marker, Stamp
-from services.learner.checkpoints.remote_restore import RestoreError, restore
-from services.learner.checkpoints.remote_upload import Uploader
-from services.learner.journal.schema import Plan
-from services.learner.journal.store import open_journal
-from services.learner.ports import RemoteStoreError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.checkpoints import restore_command as command
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
+from flotilla_learner.checkpoints.remote_layout import Marker, Stamp
+from flotilla_learner.checkpoints.remote_restore import RestoreError, restore
+from flotilla_learner.checkpoints.remote_upload import Uploader
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.ports import RemoteStoreError
 from tests.support.remote_checkpoints import RUN_ID, UploadingMachine, no_wait, query, unreliable
 
 

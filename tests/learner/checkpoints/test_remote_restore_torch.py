@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from services.learner.checkpoints import background_uploads
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
-from services.learner.checkpoints.remote_restore import restore
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import Publication
+from flotilla_learner.checkpoints import background_uploads
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore
+from flotilla_learner.checkpoints.remote_restore import restore
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import Publication
 from tests.support.checkpoints import saved_state
 from tests.support.learner import make_config
 from tests.support.rank_configs import policy_config

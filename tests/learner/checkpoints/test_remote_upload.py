@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
-from services.learner.checkpoints.remote_layout import (
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
+from flotilla_learner.checkpoints.remote_layout import (
     JOURNAL,
     LayoutError,
     Marker,
@@ -24,14 +24,14 @@ from services.learner.checkpoints.remote_layout import (
     decode_manifest,
     surviving,
 )
-from services.learner.checkpoints.remote_staging import snapshot
-from services.learner.checkpoints.remote_upload import (
+from flotilla_learner.checkpoints.remote_staging import snapshot
+from flotilla_learner.checkpoints.remote_upload import (
     FencedError,
     LocalDamageError,
     Uploader,
     retry_request,
 )
-from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
+from flotilla_learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.remote_checkpoints import (
     RUN_ID,
     Unreliable,

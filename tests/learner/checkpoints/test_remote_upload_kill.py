@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.learner.checkpoints.adapters import fsspec_store
-from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
-from services.learner.checkpoints.remote_restore import RestoreError, restore
-from services.learner.journal.schema import CheckpointRow
+from flotilla_learner.checkpoints.adapters import fsspec_store
+from flotilla_learner.checkpoints.adapters.fsspec_store import FsspecStore
+from flotilla_learner.checkpoints.remote_restore import RestoreError, restore
+from flotilla_learner.journal.schema import CheckpointRow
 from tests.learner.checkpoints.upload_process import PART_BYTES
 from tests.support.remote_checkpoints import UploadingMachine, manifests, query
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.checkpoints.export import ExportError, export_model
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model_loading import ModelError
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.split_loading import MODEL
-from services.learner.rank.tensor_shards import TensorShardError, shard_pattern
-from services.learner.run_files.rank_record import RECORD_FILE
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.checkpoints.export import ExportError, export_model
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model_loading import ModelError
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.split_loading import MODEL
+from flotilla_learner.rank.tensor_shards import TensorShardError, shard_pattern
+from flotilla_learner.run_files.rank_record import RECORD_FILE
 from tests.support.checkpoints import load_group, saved_state, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.split_checkpoints import split_checkpoint

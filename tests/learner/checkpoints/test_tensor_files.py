@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig
-from services.learner.checkpoints.model_file_checks import check_model_files
-from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
-from services.learner.journal.store import open_journal
-from services.learner.run_files.checkpoint_manifest import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.checkpoints.model_file_checks import check_model_files
+from flotilla_learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.run_files.checkpoint_manifest import (
     DamagedCheckpointError,
     ForeignCheckpointError,
     parse_manifest,

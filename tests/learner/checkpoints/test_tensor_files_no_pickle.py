@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tests.support.repository import ROOT
 
-LEARNER = ROOT / "services" / "learner"
+LEARNER = ROOT / "services/learner/flotilla_learner"
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # Of torch and NumPy, by attribute.
 CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load")}

@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from services.learner.checkpoints.adapters import fsspec_store
-from services.learner.checkpoints.remote_upload import Uploader
+from flotilla_learner.checkpoints.adapters import fsspec_store
+from flotilla_learner.checkpoints.remote_upload import Uploader
 from tests.support.remote_checkpoints import UploadingMachine, no_wait, s3_store, unreliable
 
 # Three parts of the smallest size that S3 takes.

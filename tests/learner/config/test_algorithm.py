@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.losses import LOSSES
-from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.losses import LOSSES
+from flotilla_learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from flotilla_learner.config.learner import LearnerConfig
 from tests.support.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "algorithms.md"
@@ -94,7 +94,7 @@ def test_bounds_of_a_covariance_are_in_order() -> None:
 
 
 def test_reading_the_configuration_imports_no_torch() -> None:
-    program = "import sys, services.learner.config.learner; sys.exit('torch' in sys.modules)"
+    program = "import sys, flotilla_learner.config.learner; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.learner.config.algorithm import LOSS_NAMES
-from services.learner.config.hosted import SERVICE_LOSSES
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_learner.config.algorithm import LOSS_NAMES
+from flotilla_learner.config.hosted import SERVICE_LOSSES
+from flotilla_learner.config.learner import LearnerConfig
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
 LEAST = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2}

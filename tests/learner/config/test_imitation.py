@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_learner.config.learner import LearnerConfig
 
 SFT = {"data": "demonstrations.npz", "sequences_per_step": 4}
 SPEC: dict[str, Any] = {"objective": "sft", "sft": SFT, "steps": 3}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.learner.config.judge import check_judged_tasks, judged_environments
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.config.judge import check_judged_tasks, judged_environments
 from tests.learner.config.test_teacher import read, refused
 
 URL = "http://10.0.0.7:8000/v1"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.learner import LearnerConfig
 
 LEAST = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2}
 

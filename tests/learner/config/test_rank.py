@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.learner import LearnerConfig
 
 
 def problem(**learner: object) -> str:

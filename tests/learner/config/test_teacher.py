@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_learner.config.learner import LearnerConfig
 
 URL = "http://10.0.0.7:8000/v1"
 RL: dict[str, Any] = {"tasks": "t.json", "steps": 2, "groups_per_step": 2, "group_size": 2}

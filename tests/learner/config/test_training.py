@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig, parse_shared
-from services.learner.config.training import TrainingConfig, TrainingServiceConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig, parse_shared
+from flotilla_learner.config.training import TrainingConfig, TrainingServiceConfig
 from tests.support.repository import ROOT
 
 SHARED: dict[str, Any] = {"name": "served", "policy": {"model": "m", "max_model_len": 64}}

@@ -13,14 +13,14 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from services.common.process.python_command import python_command
-from services.common.spec.config import parse_config
-from services.learner.config.learner import LearnerConfig
-from services.learner.dumps import run_dumps as run_dumps_module
-from services.learner.dumps.jobs import DumpSetup
-from services.learner.dumps.run_dumps import RunDumps
-from services.learner.ranks import protocol
-from services.learner.types import Standing, StepResult, StepTokens, TrainBatch
+from flotilla_common.process.python_command import python_command
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.dumps import run_dumps as run_dumps_module
+from flotilla_learner.dumps.jobs import DumpSetup
+from flotilla_learner.dumps.run_dumps import RunDumps
+from flotilla_learner.ranks import protocol
+from flotilla_learner.types import Standing, StepResult, StepTokens, TrainBatch
 from tests.support.demonstrations import make_demonstrations, write_file
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks

@@ -3,10 +3,10 @@
 import threading
 from pathlib import Path
 
-from services.learner.checkpoints.adapters.fsspec_store import open_store
-from services.learner.dumps.dump_uploads import DumpUploads
-from services.learner.dumps.jobs import DumpReport
-from services.learner.ports import RemoteStoreError, RemoteStoreRefusedError
+from flotilla_learner.checkpoints.adapters.fsspec_store import open_store
+from flotilla_learner.dumps.dump_uploads import DumpUploads
+from flotilla_learner.dumps.jobs import DumpReport
+from flotilla_learner.ports import RemoteStoreError, RemoteStoreRefusedError
 from tests.support.remote_checkpoints import unreliable
 
 

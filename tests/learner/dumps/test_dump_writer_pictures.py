@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
-from services.common.run_folder.dump_files import pictures_path, prune_steps, rollouts_path
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.reading.attempt_filter import AttemptFilter
-from services.reading.trajectory_export import Exported, export_trajectories
+from flotilla_common.run_folder.dump_files import pictures_path, prune_steps, rollouts_path
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_reading.attempt_filter import AttemptFilter
+from flotilla_reading.trajectory_export import Exported, export_trajectories
 from tests.learner.dumps.dumped_run import dumped_run, read_rows, setup_of
 from tests.support.pictures import first_picture
 

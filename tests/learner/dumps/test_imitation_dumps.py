@@ -4,14 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.domain.token_authors import policy_mask
-from services.common.episodes.episode_rows import sequence_of_row
-from services.common.episodes.imitated_attempts import imitated_key
-from services.common.run_folder.dump_files import kept_steps, rollouts_path
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.learner.dumps.dump_writer import DumpWriter
-from services.learner.dumps.jobs import ImitationJob
-from services.learner.imitation.step_schedule import StepSchedule
+from flotilla_common.domain.token_authors import policy_mask
+from flotilla_common.episodes.episode_rows import sequence_of_row
+from flotilla_common.episodes.imitated_attempts import imitated_key
+from flotilla_common.run_folder.dump_files import kept_steps, rollouts_path
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_learner.dumps.dump_writer import DumpWriter
+from flotilla_learner.dumps.jobs import ImitationJob
+from flotilla_learner.imitation.step_schedule import StepSchedule
 from tests.learner.dumps.dumped_run import (
     IMITATED,
     PER_STEP,

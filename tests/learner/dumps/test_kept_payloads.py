@@ -5,7 +5,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from services.common.run_folder.holds import Hold, write_hold
+from flotilla_common.run_folder.holds import Hold, write_hold
 from tests.learner.dumps.dumped_run import dumped_run, setup_of
 
 EVERY_STEP = {"every": 1, "keep": 1}

@@ -14,15 +14,15 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.common.episodes.episode_rows import key_of_row
-from services.common.run_folder import dump_files
-from services.common.run_folder.journal_file import open_read_only
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.common.run_folder.trajectory_tables import trajectory_of
-from services.common.text.json_lines import decode_line, encode_line
-from services.learner.dumps.jobs import DumpSetup
-from services.learner.dumps.run_dumps import MOST_WAITING, Dumps, RunDumps, dump_setup_of
-from services.learner.types import StepResult
+from flotilla_common.episodes.episode_rows import key_of_row
+from flotilla_common.run_folder import dump_files
+from flotilla_common.run_folder.journal_file import open_read_only
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_common.run_folder.trajectory_tables import trajectory_of
+from flotilla_common.text.json_lines import decode_line, encode_line
+from flotilla_learner.dumps.jobs import DumpSetup
+from flotilla_learner.dumps.run_dumps import MOST_WAITING, Dumps, RunDumps, dump_setup_of
+from flotilla_learner.types import StepResult
 from tests.learner.dumps.dumped_run import (
     STEPS,
     TellingRanks,
@@ -227,7 +227,7 @@ def writing_process() -> psutil.Process:
         child
         for child in psutil.Process().children()
         # A dead engine of another test has no command line.
-        if child.status() != psutil.STATUS_ZOMBIE and "services.learner.dumps" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "flotilla_learner.dumps" in child.cmdline()
     ]
     return found
 

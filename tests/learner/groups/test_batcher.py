@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey, Purpose
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence, Trajectory, TurnTiming
-from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import Batcher, build_train_batch
-from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
-from services.learner.sampling.tasks import Task
-from services.learner.tracking.histograms import step_histograms
-from services.learner.tracking.metric_formulas import judge_score_metrics, reward_metrics
-from services.learner.types import TurnTokens
+from flotilla_common.domain.attempts import AttemptKey, Purpose
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence, Trajectory, TurnTiming
+from flotilla_learner.group_types import GroupSpec
+from flotilla_learner.groups.batcher import Batcher, build_train_batch
+from flotilla_learner.groups.graded_attempts import AttemptRecord, ReadyGroup
+from flotilla_learner.sampling.tasks import Task
+from flotilla_learner.tracking.histograms import step_histograms
+from flotilla_learner.tracking.metric_formulas import judge_score_metrics, reward_metrics
+from flotilla_learner.types import TurnTokens
 
 
 def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int = 0) -> ReadyGroup:

@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2
-from services.learner.groups.batcher import Batcher
-from services.learner.types import StepResult, TrainBatch
+from flotilla_learner.groups.batcher import Batcher
+from flotilla_learner.types import StepResult, TrainBatch
 from tests.learner.groups.test_batcher import ready
 from tests.learner.groups.test_group_endings import caught_up, following_worker, summary
 from tests.learner.run.test_train_loop import following, lease_for, query, rows_of, run_to_the_end

@@ -1,11 +1,11 @@
 """Reports of failed tries, in the words of the service that failed them."""
 
-from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
-from services.common.domain.trajectory import Trajectory
-from services.learner.group_types import GroupSpec
-from services.learner.groups.counters import Tally
-from services.learner.groups.graded_attempts import AttemptRecord
-from services.learner.sampling.tasks import Task
+from flotilla_common.domain.attempts import AttemptKey, FailureKind, Purpose
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_learner.group_types import GroupSpec
+from flotilla_learner.groups.counters import Tally
+from flotilla_learner.groups.graded_attempts import AttemptRecord
+from flotilla_learner.sampling.tasks import Task
 
 SPEC = GroupSpec("g", 0, Task("t", "shop", "{}"), Purpose.TRAIN, 2, 1.0)
 

@@ -10,10 +10,10 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.domain.policy import PolicyId
-from services.learner.groups.group_endings import GroupEndings
-from services.learner.groups.policy_history import PolicyLineage, PolicyStanding
-from services.learner.journal.store import open_journal
+from flotilla_common.domain.policy import PolicyId
+from flotilla_learner.groups.group_endings import GroupEndings
+from flotilla_learner.groups.policy_history import PolicyLineage, PolicyStanding
+from flotilla_learner.journal.store import open_journal
 from tests.learner.run.test_train_loop import following, lease_for, query, rows_of, run_to_the_end
 from tests.support.learner import FakeWorker, failed, graded, learner, make_config
 
@@ -58,7 +58,7 @@ async def test_a_task_comes_back_as_often_as_it_may_and_is_then_given_up(
     changes = {"groups_per_step": 1, "max_staleness": 0, "max_tries": 1, "max_requeues": 2}
     names: list[str] = []
     log = Mock()
-    monkeypatch.setattr("services.learner.groups.counters._log", log)
+    monkeypatch.setattr("flotilla_learner.groups.counters._log", log)
     async with following(tmp_path, steps=1, **changes) as worker:
         for _ in range(4):
             lease = await lease_for(worker, pb.PURPOSE_TRAIN)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from services.learner.groups.intake_budget import IntakeBudget, IntakeFullError
+from flotilla_learner.groups.intake_budget import IntakeBudget, IntakeFullError
 
 
 class Holder:

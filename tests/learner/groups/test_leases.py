@@ -7,15 +7,15 @@ from itertools import count
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey, Purpose
-from services.common.domain.policy import PolicyId
-from services.common.domain.trajectory import Trajectory
-from services.learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
-from services.learner.groups.batcher import Batcher, WithoutSignal
-from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
-from services.learner.groups.leases import LeaseBook
-from services.learner.groups.open_groups import LeaseLostError, LeaseRules
-from services.learner.sampling.tasks import Task
+from flotilla_common.domain.attempts import AttemptKey, Purpose
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_learner.group_types import EndedGroup, GroupSpec, Lease, SubmittedTry
+from flotilla_learner.groups.batcher import Batcher, WithoutSignal
+from flotilla_learner.groups.graded_attempts import AttemptRecord, ReadyGroup
+from flotilla_learner.groups.leases import LeaseBook
+from flotilla_learner.groups.open_groups import LeaseLostError, LeaseRules
+from flotilla_learner.sampling.tasks import Task
 
 RULES = LeaseRules(
     train_slots=4, eval_slots=2, ttl_s=10.0, group_deadline_s=60.0, max_tries=2, min_group=2

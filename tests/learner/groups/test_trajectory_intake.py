@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from flotilla.learner.v1.group_service_pb2 import SamplingParameters
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence, Trajectory, content_digest
-from services.common.rpc.deadlines import loop_time
-from services.common.run_folder.trajectory_tables import ContentConflictError
-from services.learner.api.encode import lease_message
-from services.learner.group_types import Lease, SubmittedTry
-from services.learner.groups.dispatcher import GroupDispatcher
-from services.learner.groups.dispatcher_start import start_dispatcher
-from services.learner.groups.lease_idempotency import LeaseRequest
-from services.learner.groups.open_groups import LeaseLostError
-from services.learner.groups.trajectory_intake import Receipt
-from services.learner.journal.store import open_journal
-from services.learner.sampling.tasks import load_tasks
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence, Trajectory, content_digest
+from flotilla_common.rpc.deadlines import loop_time
+from flotilla_common.run_folder.trajectory_tables import ContentConflictError
+from flotilla_learner.api.encode import lease_message
+from flotilla_learner.group_types import Lease, SubmittedTry
+from flotilla_learner.groups.dispatcher import GroupDispatcher
+from flotilla_learner.groups.dispatcher_start import start_dispatcher
+from flotilla_learner.groups.lease_idempotency import LeaseRequest
+from flotilla_learner.groups.open_groups import LeaseLostError
+from flotilla_learner.groups.trajectory_intake import Receipt
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.sampling.tasks import load_tasks
 from tests.learner.run.test_train_loop import query
 from tests.support.learner import make_config
 

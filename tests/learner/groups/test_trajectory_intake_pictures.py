@@ -13,13 +13,13 @@ import grpc.aio
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.rpc.rpc import service_error
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.common.run_folder.picture_tables import picture_of, whole_trajectories_of
-from services.common.run_folder.trajectory_tables import keys_of
-from services.learner.checkpoints.remote_staging import snapshot
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.store import open_journal
+from flotilla_common.rpc.rpc import service_error
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.run_folder.picture_tables import picture_of, whole_trajectories_of
+from flotilla_common.run_folder.trajectory_tables import keys_of
+from flotilla_learner.checkpoints.remote_staging import snapshot
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.store import open_journal
 from tests.learner.run.test_train_loop import lease_for, query, rows_of
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import Submission, graded, learner, make_config

@@ -9,7 +9,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.rpc.errors import ConfigError
+from flotilla_common.rpc.errors import ConfigError
 from tests.learner.groups.test_group_endings import following_worker
 from tests.learner.run.test_train_loop import following, query
 from tests.support.learner import FakeWorker, failed, graded, learner, make_config

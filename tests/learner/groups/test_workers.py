@@ -10,9 +10,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
 from flotilla.learner.v1 import policy_service_pb2 as policies_pb
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
-from services.common.weights.fingerprint import (
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_common.weights.fingerprint import (
     TokenizerDigests,
     tokenizer_digest,
     tokenizer_digests,

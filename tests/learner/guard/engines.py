@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.guard.diagnosis import Diagnosis, diagnose_mismatch
-from services.learner.guard.mismatch_limits import BOUNDS
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import Comparison, TrainBatch, TrainSequence
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.guard.diagnosis import Diagnosis, diagnose_mismatch
+from flotilla_learner.guard.mismatch_limits import BOUNDS
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import Comparison, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB
 

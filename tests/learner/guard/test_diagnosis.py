@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.guard.mismatch_limits import BOUNDS, MismatchBound
-from services.learner.rank.policy_loading import load_policy
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_learner.guard.mismatch_limits import BOUNDS, MismatchBound
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (
     RANK,
     Trainer,

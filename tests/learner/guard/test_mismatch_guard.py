@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.common.rpc import rpc
-from services.learner.guard.mismatch_report import REPORT_FILE, MismatchError
-from services.learner.journal import store
-from services.learner.types import Hypothesis
+from flotilla_common.rpc import rpc
+from flotilla_learner.guard.mismatch_report import REPORT_FILE, MismatchError
+from flotilla_learner.journal import store
+from flotilla_learner.types import Hypothesis
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config
 

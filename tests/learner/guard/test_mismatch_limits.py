@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.learner.config.guard import GuardConfig
-from services.learner.guard.mismatch_limits import (
+from flotilla_learner.config.guard import GuardConfig
+from flotilla_learner.guard.mismatch_limits import (
     BOUNDS,
     MIN_TOKENS,
     ChartRules,
@@ -18,7 +18,7 @@ from services.learner.guard.mismatch_limits import (
     MismatchBound,
     bound_of,
 )
-from services.learner.types import VersionMismatch
+from flotilla_learner.types import VersionMismatch
 
 RULES = ChartRules(
     bound=MismatchBound(mean=1.0, tail=10.0, kl=1.0),

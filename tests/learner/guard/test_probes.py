@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import PolicyConfig
-from services.learner.guard.mismatch_guard import MismatchGuard
-from services.learner.guard.probes import ProbeResult, start_probes
-from services.learner.journal.store import open_journal
-from services.learner.types import ModelInfo
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.guard.mismatch_guard import MismatchGuard
+from flotilla_learner.guard.probes import ProbeResult, start_probes
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.types import ModelInfo
 from tests.support.fake_ranks import VOCAB_SIZE, FakeRanks
 from tests.support.learner import make_config
 

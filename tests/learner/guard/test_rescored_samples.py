@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence, Trajectory, content_digest
-from services.learner.groups.graded_attempts import AttemptRecord
-from services.learner.guard.rescored_samples import load_samples
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence, Trajectory, content_digest
+from flotilla_learner.groups.graded_attempts import AttemptRecord
+from flotilla_learner.guard.rescored_samples import load_samples
 
 OLD, NEW = PolicyId(1, 0), PolicyId(1, 1)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import LearnerConfig
-from services.learner.hosted.adapters.tinker_trainer import TinkerTrainer
-from services.learner.hosted.hosted_ranks import HostedRanks, HostedSite
-from services.learner.hosted.step_book import StepBook
-from services.learner.types import TrainBatch, TrainSequence
-from services.tinker.types import BaseFacts, LossBatch, LossResult
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.hosted.adapters.tinker_trainer import TinkerTrainer
+from flotilla_learner.hosted.hosted_ranks import HostedRanks, HostedSite
+from flotilla_learner.hosted.step_book import StepBook
+from flotilla_learner.types import TrainBatch, TrainSequence
+from flotilla_tinker.types import BaseFacts, LossBatch, LossResult
 from tests.tinker.work.desk_doubles import BASE, ScriptedTrainer
 
 VOCABULARY = 97

@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.hosted import datums
-from services.learner.hosted.step_result import prepare
-from services.learner.rank.step_examples import PreparedBatch
-from services.learner.training_types import AdamUpdate, TargetBatch
-from services.learner.types import TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.hosted import datums
+from flotilla_learner.hosted.step_result import prepare
+from flotilla_learner.rank.step_examples import PreparedBatch
+from flotilla_learner.training_types import AdamUpdate, TargetBatch
+from flotilla_learner.types import TrainBatch
 from tests.learner.hosted.hosted_runs import learner_config, policy_config, train_batch
 
 ADAM = AdamUpdate(1e-3, 0.9, 0.95, 1e-8, 0.0, 1.0)

@@ -9,11 +9,11 @@ import httpx
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.weights.sampler_reference import read_reference
-from services.learner.hosted.hosted_ranks import HostedRanks
-from services.learner.ports import RankError
-from services.learner.types import Standing
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.weights.sampler_reference import read_reference
+from flotilla_learner.hosted.hosted_ranks import HostedRanks
+from flotilla_learner.ports import RankError
+from flotilla_learner.types import Standing
 from tests.learner.hosted.conftest import HostedFront
 from tests.learner.hosted.hosted_runs import learner_config, open_ranks, started, train_batch
 from tests.support.tinker_front import KEY

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc import rpc
-from services.learner.config.lora import LoraConfig
-from services.learner.hosted.adapters.tinker_trainer import TinkerTrainer
-from services.learner.hosted.hosted_ranks import HostedRanks, HostedSite
-from services.learner.hosted.step_book import StepBook
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.model import score_tokens
-from services.tinker.adapters.training_peer import GrpcTrainingPeer
+from flotilla_common.rpc import rpc
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.hosted.adapters.tinker_trainer import TinkerTrainer
+from flotilla_learner.hosted.hosted_ranks import HostedRanks, HostedSite
+from flotilla_learner.hosted.step_book import StepBook
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.model import score_tokens
+from flotilla_tinker.adapters.training_peer import GrpcTrainingPeer
 from tests.learner.hosted.hosted_runs import (
     VOCABULARY,
     learner_config,

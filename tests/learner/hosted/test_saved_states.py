@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.learner.checkpoints import export_command
-from services.learner.hosted.saved_states import HostedState, read_state, write_state
-from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.store import open_journal
-from services.learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.checkpoints import export_command
+from flotilla_learner.hosted.saved_states import HostedState, read_state, write_state
+from flotilla_learner.journal.schema import CheckpointRow
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.run_files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 
 STATE = HostedState("tinker://s:train:0/weights/step-000004", "Qwen/Qwen3-8B", 16, 4, 12_345)
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.learner.hosted.ports import HostedModel
-from services.learner.hosted.step_book import FinishedStep, KeptState, Pending, Published, StepBook
-from services.learner.types import Standing, StepResult, StepTokens
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.hosted.ports import HostedModel
+from flotilla_learner.hosted.step_book import FinishedStep, KeptState, Pending, Published, StepBook
+from flotilla_learner.types import Standing, StepResult, StepTokens
 
 MODEL = HostedModel("s", "s:train:0")
 OTHER = HostedModel("t", "t:train:0")

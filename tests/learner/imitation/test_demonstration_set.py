@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.config.imitation import SftConfig
-from services.learner.config.learner import EvalSetConfig
-from services.learner.imitation.demonstration_set import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.config.imitation import SftConfig
+from flotilla_learner.config.learner import EvalSetConfig
+from flotilla_learner.imitation.demonstration_set import (
     DemonstrationSet,
     load_demonstrations,
     make_batch,
     refuse_imitated_tasks,
 )
-from services.learner.sampling.eval_sets import EvalSet
-from services.learner.sampling.tasks import Task
+from flotilla_learner.sampling.eval_sets import EvalSet
+from flotilla_learner.sampling.tasks import Task
 from tests.support.demonstrations import make_demonstrations, write_file
 from tests.support.learner import TOKENIZER
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.spec.config import parse_config
-from services.learner.config.learner import LearnerConfig
-from services.learner.imitation.demonstration_set import make_batch
-from services.learner.imitation.step_schedule import StepSchedule
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.imitation.demonstration_set import make_batch
+from flotilla_learner.imitation.step_schedule import StepSchedule
 from tests.support.demonstrations import make_demonstrations, write_file
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, write_tasks

@@ -5,7 +5,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.learner.imitation.step_schedule import StepSchedule
+from flotilla_learner.imitation.step_schedule import StepSchedule
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**40), st.integers(1, 4))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.config.learner import LearnerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.config.learner import LearnerConfig
 from tests.support.demonstrations import make_demonstrations, write_file
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, learner, make_config, write_tasks

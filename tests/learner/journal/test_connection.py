@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.run_folder.journal_file import JournalError
-from services.learner.journal.store import Journal, open_journal
-from services.learner.journal.writer import StaleEpochError
+from flotilla_common.run_folder.journal_file import JournalError
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.journal.writer import StaleEpochError
 
 
 async def taken_over(run_dir: Path) -> tuple[Journal, Journal]:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.common.rpc.errors import ConfigError
-from services.learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
-from services.learner.alarms.event_rules import failure_verdict
-from services.learner.alarms.types import Alarm
-from services.learner.journal.audit import audit_journal
-from services.learner.run.step_trainer import ReplayError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.alarms.adapters.jsonl_sink import JsonlAlarmSink
+from flotilla_learner.alarms.event_rules import failure_verdict
+from flotilla_learner.alarms.types import Alarm
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.run.step_trainer import ReplayError
 from tests.learner.journal.stopped_run import ENOUGH, PLAYED, stopped_run
 from tests.learner.run.test_train_loop import run_to_the_end
 from tests.support.learner import FakeWorker, learner, make_config

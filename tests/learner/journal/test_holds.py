@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.common.run_folder.holds import FOLDER, MOST_GROUPS, Hold, release_hold, write_hold
-from services.learner.journal.holds import MOST_HOLDS, JournalHolds
-from services.learner.journal.schema import TABLES
+from flotilla_common.run_folder.holds import FOLDER, MOST_GROUPS, Hold, release_hold, write_hold
+from flotilla_learner.journal.holds import MOST_HOLDS, JournalHolds
+from flotilla_learner.journal.schema import TABLES
 from tests.learner.run.test_train_loop import query, run_to_the_end
 
 REMOTE = {"steps": [1, 10**30], "groups": ["g"]}

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
-from services.learner.checkpoints.accept_loss_command import accept_loss
-from services.learner.checkpoints.checkpoint_folders import Checkpoints
-from services.learner.checkpoints.uploads import CheckpointUploads
-from services.learner.journal.audit import Audit, audit_journal
-from services.learner.journal.progress_mark import MARK_FILE as MARK
-from services.learner.journal.startup_check import CheckedJournal, check_journal
-from services.learner.journal.store import lock_journal, open_journal
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from flotilla_learner.checkpoints.accept_loss_command import accept_loss
+from flotilla_learner.checkpoints.checkpoint_folders import Checkpoints
+from flotilla_learner.checkpoints.uploads import CheckpointUploads
+from flotilla_learner.journal.audit import Audit, audit_journal
+from flotilla_learner.journal.progress_mark import MARK_FILE as MARK
+from flotilla_learner.journal.startup_check import CheckedJournal, check_journal
+from flotilla_learner.journal.store import lock_journal, open_journal
 from tests.learner.journal.stopped_run import (
     DAMAGES,
     ENOUGH,

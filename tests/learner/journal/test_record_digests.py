@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.domain.attempts import AttemptKey
-from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
-from services.common.run_folder.record_digests import DamagedRecordError
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.schema import Plan
-from services.learner.journal.store import Journal, open_journal
-from services.learner.run.step_trainer import ReplayError
-from services.learner.types import StepSettings
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from flotilla_common.run_folder.record_digests import DamagedRecordError
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.run.step_trainer import ReplayError
+from flotilla_learner.types import StepSettings
 from tests.learner.run.test_train_loop import following, lease_for, query, rows_of, run_to_the_end
 from tests.support.learner import FakeWorker
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.run_folder.journal_file import JOURNAL_FILE, SCHEMA_VERSION, JournalError
-from services.learner.journal import audit
-from services.learner.journal.store import open_journal
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, SCHEMA_VERSION, JournalError
+from flotilla_learner.journal import audit
+from flotilla_learner.journal.store import open_journal
 
 
 async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.run_folder.journal_file import JOURNAL_FILE, SCHEMA_VERSION, open_read_only
-from services.learner.journal import table_checksums
-from services.learner.journal.audit import audit_journal
-from services.learner.journal.progress_mark import MARK_FILE, ProgressMark
-from services.learner.journal.store import open_journal
-from services.learner.journal.table_checksums import current_position, reseal_tables
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, SCHEMA_VERSION, open_read_only
+from flotilla_learner.journal import table_checksums
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.journal.progress_mark import MARK_FILE, ProgressMark
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.journal.table_checksums import current_position, reseal_tables
 from tests.learner.run.test_train_loop import following, lease_for, query, run_to_the_end
 
 

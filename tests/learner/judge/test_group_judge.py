@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec_loading import load_spec
-from services.learner.config.judge import JudgeConfig
-from services.learner.judge.adapters.chat_judge import ChatJudge
-from services.learner.judge.group_judge import GroupJudge, open_group_judge
-from services.learner.judge.question import INSTRUCTIONS
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_learner.config.judge import JudgeConfig
+from flotilla_learner.judge.adapters.chat_judge import ChatJudge
+from flotilla_learner.judge.group_judge import GroupJudge, open_group_judge
+from flotilla_learner.judge.question import INSTRUCTIONS
 from tests.support.scripted_judge import write_words
 
 SPEC = """

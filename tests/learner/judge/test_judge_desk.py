@@ -17,13 +17,13 @@ from aiohttp import web
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.learner.groups.group_endings import GroupEndings
-from services.learner.journal.audit import audit_journal
-from services.learner.judge import judge_desk
-from services.learner.ports import JudgeRefusedError
-from services.learner.types import TrainBatch
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_learner.groups.group_endings import GroupEndings
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.judge import judge_desk
+from flotilla_learner.ports import JudgeRefusedError
+from flotilla_learner.types import TrainBatch
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import RunningLearner, Submission, failed, learner, make_config
 from tests.support.repository import ROOT
@@ -184,7 +184,7 @@ async def test_a_learner_that_dies_between_answer_and_journal_asks_the_same_ques
         raise JudgeTestKill
 
     with monkeypatch.context() as patch:
-        patch.setattr("services.learner.journal.attempt_tables.put_verdict", die)
+        patch.setattr("flotilla_learner.journal.attempt_tables.put_verdict", die)
         with pytest.raises(JudgeTestKill):
             await run_to_the_end(tmp_path, server, steps=1)
     assert query(tmp_path, "SELECT * FROM verdicts") == []

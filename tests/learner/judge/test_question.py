@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.judge.question import (
+from flotilla_learner.judge.question import (
     MOST_SHOWN,
     Question,
     ask_again,

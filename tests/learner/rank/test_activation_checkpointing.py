@@ -7,13 +7,13 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from services.common.models.activation_memory import (
+from flotilla_common.models.activation_memory import (
     Checkpointing,
     DecoderShape,
     layer_activation_bytes,
 )
-from services.learner.rank import attention
-from services.learner.rank.activation_checkpointing import (
+from flotilla_learner.rank import attention
+from flotilla_learner.rank.activation_checkpointing import (
     choose_checkpointing,
     decoder_shape,
     enable_checkpointing,

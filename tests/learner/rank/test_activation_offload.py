@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import activation_offload
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import activation_offload
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_prompted_batch, parameters, same_bits
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import SharedConfig
-from services.common.weights.fingerprint import compute_fingerprint
-from services.learner.config.learner import WeightsConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.adapter_files import BASE_MARK
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.rank_setup import load_models
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.worker import FirstRank
-from services.learner.ranks.protocol import decode_publication
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_common.weights.fingerprint import compute_fingerprint
+from flotilla_learner.config.learner import WeightsConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.adapter_files import BASE_MARK
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.rank_setup import load_models
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.worker import FirstRank
+from flotilla_learner.ranks.protocol import decode_publication
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.support.adapted_learner import RANK, AdaptedLearner, adapted_setup
 from tests.support.checkpoints import write_models
 from tests.support.rank_configs import LEARNER, policy_config

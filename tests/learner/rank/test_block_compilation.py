@@ -13,18 +13,18 @@ from torch._inductor import codecache
 from torch._inductor import config as inductor
 from torch._inductor.utils import clear_caches
 
-from services.learner.algo.packing import Segments
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import block_compilation
-from services.learner.rank.block_compilation import CACHE_VARIABLE, default_cache
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import StepResult
+from flotilla_learner.algo.packing import Segments
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import block_compilation
+from flotilla_learner.rank.block_compilation import CACHE_VARIABLE, default_cache
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import StepResult
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import (
     VOCAB,

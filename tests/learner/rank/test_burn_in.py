@@ -9,12 +9,12 @@ import psutil
 import pytest
 import torch
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.burn_in import BurnIn
-from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
-from services.learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.burn_in import BurnIn
+from flotilla_learner.rank.rank_setup import RankModels, RankSetup, load_models
+from flotilla_learner.ranks.burn_in import BurnInMemoryError, BurnInPeaks
 from tests.support.rank_configs import ALONE, EVERYTHING, policy_config
 from tests.support.tiny_ranks import make_batch, parameters, same_bits
 

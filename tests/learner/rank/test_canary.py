@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.common.images.made_pictures import noise_picture, plain_picture
-from services.common.images.placeholders import check_places
-from services.common.images.vision_family import VisionFamily
-from services.learner.rank.canary import canary_token_ids, insert_picture, without_tokens
+from flotilla_common.images.made_pictures import noise_picture, plain_picture
+from flotilla_common.images.placeholders import check_places
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_learner.rank.canary import canary_token_ids, insert_picture, without_tokens
 
 FAMILY = VisionFamily(
     *("qwen3_vl", 16, 2, 2, 64 * 64, 1024 * 1024),

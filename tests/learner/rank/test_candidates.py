@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algo.predicting_positions import predicting_positions
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.rank.model import Policy
-from services.learner.types import StepResult, TrainBatch, TrainSequence
+from flotilla_learner.algo.predicting_positions import predicting_positions
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.types import StepResult, TrainBatch, TrainSequence
 from tests.support.tiny_ranks import (
     VOCAB,
     changed,

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import checkpoint
-from services.learner.rank.checkpoint import CheckpointError
-from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.model_loading import ModelError
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.tensor_shards import (
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import checkpoint
+from flotilla_learner.rank.checkpoint import CheckpointError
+from flotilla_learner.rank.checkpoint_writer import CheckpointWriter
+from flotilla_learner.rank.model_loading import ModelError
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.tensor_shards import (
     ShardFolder,
     TensorShardError,
     flatten_groups,
     shard_pattern,
 )
-from services.learner.rank.trainer import Trainer
+from flotilla_learner.rank.trainer import Trainer
 from tests.support.checkpoints import load_group, write_checkpoint
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.common.models.activation_memory import Checkpointing
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.checkpoint import CheckpointError, load_critic_parameters
-from services.learner.rank.critic import Critic
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
-from services.learner.types import Histogram, StepResult, TrainBatch
+from flotilla_common.models.activation_memory import Checkpointing
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.checkpoint import CheckpointError, load_critic_parameters
+from flotilla_learner.rank.critic import Critic
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rank_setup import RankModels, RankSetup, load_models
+from flotilla_learner.types import Histogram, StepResult, TrainBatch
 from tests.support.checkpoints import write_checkpoint, write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, only, parameters, same_bits

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.data_parallel import RankPlacement, Replicas
-from services.learner.types import StepResult, TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.data_parallel import RankPlacement, Replicas
+from flotilla_learner.types import StepResult, TrainBatch
 from tests.support.lone_ranks import collect_reports
 from tests.support.process_forge import ProcessForge
 from tests.support.tiny_ranks import (

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.learner.algo.objective import Objective
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.gradient_accumulator import GradientAccumulator
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.step_examples import TrainExample
+from flotilla_learner.algo.objective import Objective
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.gradient_accumulator import GradientAccumulator
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.step_examples import TrainExample
 from tests.support.tiny_ranks import make_batch, make_trainer
 
 

@@ -19,7 +19,7 @@ from transformers import (
     XGLMConfig,
 )
 
-from services.learner.rank.policy_loading import switch_dropout_off
+from flotilla_learner.rank.policy_loading import switch_dropout_off
 from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer
 
 HALF = 0.5

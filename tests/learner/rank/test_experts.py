@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.integrations import moe
 
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, write_sparse_model
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.learner.algo.packing import PackLayout, make_pack_layout
-from services.learner.rank import attention, model
-from services.learner.rank.segment_places import (
+from flotilla_learner.algo.packing import PackLayout, make_pack_layout
+from flotilla_learner.rank import attention, model
+from flotilla_learner.rank.segment_places import (
     PrefixRun,
     SegmentPlaces,
     make_kernel_places,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.host_parameters import allocate_like
-from services.learner.rank.optimizer import Optimizer
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.rank.host_parameters import allocate_like
+from flotilla_learner.rank.optimizer import Optimizer
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 
 

@@ -15,25 +15,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.learner.checkpoints.export import export_adapters
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.checkpoint import CheckpointError
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.merged_linear import MergedLinear, merge_weight
-from services.learner.rank.model import Policy
-from services.learner.rank.model_loading import ModelError
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rank_setup import RankModels, RankSetup, load_models
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.tensor_shards import ShardFolder
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import StepResult, TrainBatch, TrainSequence
+from flotilla_learner.checkpoints.export import export_adapters
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.checkpoint import CheckpointError
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.merged_linear import MergedLinear, merge_weight
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.model_loading import ModelError
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rank_setup import RankModels, RankSetup, load_models
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.tensor_shards import ShardFolder
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import StepResult, TrainBatch, TrainSequence
 from tests.support.checkpoints import write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import (

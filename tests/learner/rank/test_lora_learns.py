@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algo.logprob_head import token_logprobs
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.model import Policy
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_learner.algo.logprob_head import token_logprobs
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.support.tiny_ranks import VOCAB, make_trainer, parameters, same_bits
 
 GROUPS, SIZE, PROMPT, ANSWER = 4, 8, 4, 6

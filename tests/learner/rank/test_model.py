@@ -19,18 +19,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from services.learner.algo.logprob_head import fused_policy_loss
-from services.learner.config.rank import RankConfig
-from services.learner.rank import attention
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy, score_tokens
-from services.learner.rank.model_loading import ModelError
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.policy_checks import check_attention
-from services.learner.rank.policy_loading import load_policy, prepare_policy
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
+from flotilla_learner.algo.logprob_head import fused_policy_loss
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import attention
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy, score_tokens
+from flotilla_learner.rank.model_loading import ModelError
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.policy_checks import check_attention
+from flotilla_learner.rank.policy_loading import load_policy, prepare_policy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import VOCAB, YARN, reference_logprobs
 

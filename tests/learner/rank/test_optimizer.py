@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from services.learner.config.learner import OptimizerConfig
-from services.learner.rank.learning_rate import learning_rate
-from services.learner.rank.optimizer import Optimizer
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.rank.learning_rate import learning_rate
+from flotilla_learner.rank.optimizer import Optimizer
 
 
 def rates(schedule: str, *, warmup: int = 2, total: int = 6) -> list[float]:

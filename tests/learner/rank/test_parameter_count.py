@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from services.learner.rank.parameter_count import count_parameters
+from flotilla_learner.rank.parameter_count import count_parameters
 
 QWEN3_30B: dict[str, Any] = {
     "hidden_size": 2048,

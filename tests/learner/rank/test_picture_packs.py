@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.images.picture import PlacedPicture
-from services.common.images.pixels import Pixels
-from services.common.images.placeholders import check_places
-from services.common.images.vision_family import VisionFamily
-from services.learner.algo.prefix_sharing import LEAST_PREFIX, Prompted, cluster_by_prefix
-from services.learner.rank import pictures
-from services.learner.rank.packed_rows import Pack, RowCluster
-from services.learner.rank.pictures import PixelStore, key_pictures
-from services.learner.rank.rows import Row
-from services.learner.types import TrainSequence
+from flotilla_common.images.picture import PlacedPicture
+from flotilla_common.images.pixels import Pixels
+from flotilla_common.images.placeholders import check_places
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_learner.algo.prefix_sharing import LEAST_PREFIX, Prompted, cluster_by_prefix
+from flotilla_learner.rank import pictures
+from flotilla_learner.rank.packed_rows import Pack, RowCluster
+from flotilla_learner.rank.pictures import PixelStore, key_pictures
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.types import TrainSequence
 
 FAMILY = VisionFamily("qwen3_vl", 16, 2, 2, 1, 10**6, 101, 102, 103, 104, "digest")
 # Runs of 4 tokens and of 6.

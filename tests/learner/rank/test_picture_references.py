@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.images.picture import ShownPicture
-from services.common.images.pixels import PixelReader
-from services.common.spec.spec import VisionConfig
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.rows import ByRow, Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.trainer import Trainer
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.adapter_files import BaseRecord
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.rows import ByRow, Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import TrainBatch
 from tests.support.picture_batches import PICTURES, family_of, picture_batch
 from tests.support.rank_configs import policy_config
 from tests.support.vision_models import load_vision_model, vision_inputs, vision_logprobs

@@ -10,28 +10,28 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.images.picture import Picture, PlacedPicture, ShownPicture
-from services.common.images.pixels import PixelReader
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import VisionConfig
-from services.learner.algo.packing import Segments
-from services.learner.algo.picture_positions import pack_positions
-from services.learner.checkpoints.export import export_model
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.burn_in import BurnIn
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.model import Policy, score_canary, score_tokens
-from services.learner.rank.model_loading import ModelError, find_own_files
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.split_loading import has_all_tensors
-from services.learner.rank.text_part import find_tower
-from services.learner.rank.trainer import Trainer
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_common.images.picture import Picture, PlacedPicture, ShownPicture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_learner.algo.packing import Segments
+from flotilla_learner.algo.picture_positions import pack_positions
+from flotilla_learner.checkpoints.export import export_model
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.burn_in import BurnIn
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.model import Policy, score_canary, score_tokens
+from flotilla_learner.rank.model_loading import ModelError, find_own_files
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.split_loading import has_all_tensors
+from flotilla_learner.rank.text_part import find_tower
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.support.checkpoints import write_checkpoint
 from tests.support.picture_batches import PICTURES, family_of, picture_batch
 from tests.support.rank_configs import policy_config
@@ -325,7 +325,7 @@ def train_once(folder: Path, batch: TrainBatch) -> Mapping[str, float]:
 
 
 def no_slots(policy: Policy) -> WeightSlots:
-    from services.common.weights.shared_memory import private_folder
+    from flotilla_common.weights.shared_memory import private_folder
 
     with private_folder("pictures") as folder:
         return WeightSlots(policy.published_parameters(), torch.float32, folder, "slots")

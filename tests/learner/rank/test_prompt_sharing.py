@@ -18,19 +18,19 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from services.learner.algo.packing import make_pack_layout
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import Pack, PackTargets, RowCluster, RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence
+from flotilla_learner.algo.packing import make_pack_layout
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.packed_rows import Pack, PackTargets, RowCluster, RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence
 from tests.support.rank_configs import EVERYTHING, policy_config
 from tests.support.tiny_ranks import (
     VOCAB,

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.data_parallel import Replicas
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.packed_rows import RowPacker
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.rows import Row
-from services.learner.rank.scoring import score_rows
-from services.learner.rank.trainer import Trainer
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import StepResult
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.data_parallel import Replicas
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.packed_rows import RowPacker
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.rows import Row
+from flotilla_learner.rank.scoring import score_rows
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import StepResult
 from tests.support.checkpoints import write_models
 from tests.support.rank_configs import ALONE, policy_config
 from tests.support.tiny_ranks import (

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
-from services.learner.rank import rendezvous_store
-from services.learner.rank.rendezvous_store import (
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_learner.rank import rendezvous_store
+from flotilla_learner.rank.rendezvous_store import (
     TCP,
     MeetingError,
     connect_store,

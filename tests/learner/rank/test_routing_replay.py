@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.common.domain.trajectory import Experts
-from services.common.spec.spec import PolicyConfig
-from services.learner.algo.packing import Segments
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import OptimizerConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.model_loading import ModelError
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import ExpertShape, StepResult, TrainBatch
+from flotilla_common.domain.trajectory import Experts
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.algo.packing import Segments
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import OptimizerConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.model_loading import ModelError
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import ExpertShape, StepResult, TrainBatch
 from tests.support.rank_configs import policy_config
 from tests.support.shared_folders import SharedFolders
 from tests.support.tiny_ranks import (

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algo.packing import Segments
-from services.learner.rank.model import Policy
-from services.learner.rank.serving_rank import ServingRank, ServingSetup, load_served
-from services.learner.ranks import training_protocol
-from services.learner.training_types import (
+from flotilla_learner.algo.packing import Segments
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.serving_rank import ServingRank, ServingSetup, load_served
+from flotilla_learner.ranks import training_protocol
+from flotilla_learner.training_types import (
     AdamUpdate,
     AdapterChoice,
     TargetBatch,

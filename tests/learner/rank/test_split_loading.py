@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
-from services.learner.rank.sharding import ShardLayout
-from services.learner.rank.split_loading import find_tensor_files, make_empty_model, read_parts
+from flotilla_learner.rank.sharding import ShardLayout
+from flotilla_learner.rank.split_loading import find_tensor_files, make_empty_model, read_parts
 from tests.support.tiny_ranks import write_model
 
 

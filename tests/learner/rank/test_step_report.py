@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank import step_histograms
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank import step_histograms
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs, train
 

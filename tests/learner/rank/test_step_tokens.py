@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.policy_loading import load_policy
-from services.learner.ranks import protocol
-from services.learner.types import Standing, StepTokens, TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.ranks import protocol
+from flotilla_learner.types import Standing, StepTokens, TrainBatch
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import make_batch, make_trainer, reference_logprobs
 

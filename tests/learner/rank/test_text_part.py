@@ -12,17 +12,17 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from services.common.models.multimodal_models import TRAINED_TYPES, other_parts
-from services.learner.checkpoints.export import export_adapters, export_model
-from services.learner.config.lora import LoraConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.adapter_files import BaseRecord, check_mergeable
-from services.learner.rank.canary import canary_token_ids
-from services.learner.rank.initial_weights import FileTensors, open_initial_weights
-from services.learner.rank.model import Policy, score_tokens
-from services.learner.rank.model_loading import ModelError, find_own_files, read_model
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.split_loading import has_all_tensors
+from flotilla_common.models.multimodal_models import TRAINED_TYPES, other_parts
+from flotilla_learner.checkpoints.export import export_adapters, export_model
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.adapter_files import BaseRecord, check_mergeable
+from flotilla_learner.rank.canary import canary_token_ids
+from flotilla_learner.rank.initial_weights import FileTensors, open_initial_weights
+from flotilla_learner.rank.model import Policy, score_tokens
+from flotilla_learner.rank.model_loading import ModelError, find_own_files, read_model
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.split_loading import has_all_tensors
 from tests.support.checkpoints import write_checkpoint
 from tests.support.multimodal_models import KINDS, make_multimodal
 from tests.support.rank_configs import policy_config

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from services.common.models.activation_memory import Checkpointing
-from services.learner.algo.advantages import ADVANTAGES, BatchRewards
-from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.rows import split_groups
-from services.learner.types import TrainBatch
+from flotilla_common.models.activation_memory import Checkpointing
+from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards
+from flotilla_learner.config.algorithm import AlgorithmConfig, CorrectionConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.rows import split_groups
+from flotilla_learner.types import TrainBatch
 from tests.support.tiny_ranks import (
     make_batch,
     make_trainer,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algo.advantages import ADVANTAGES
-from services.learner.algo.losses import LOSSES
-from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch, TrainSequence, TurnTokens
+from flotilla_learner.algo.advantages import ADVANTAGES
+from flotilla_learner.algo.losses import LOSSES
+from flotilla_learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch, TrainSequence, TurnTokens
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import (
     changed,
@@ -167,8 +167,8 @@ def test_a_plugin_brings_an_advantage_and_a_loss(
 ) -> None:
     module = """
         import numpy as np
-        from services.learner.algo.advantages import ADVANTAGES
-        from services.learner.algo.losses import LOSSES, TokenLoss
+        from flotilla_learner.algo.advantages import ADVANTAGES
+        from flotilla_learner.algo.losses import LOSSES, TokenLoss
 
         @ADVANTAGES.register("contrary")
         def contrary(batch, config):

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import StopReason
-from services.learner.config.rank import RankConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.types import StepSettings, TrainBatch, TrainSequence
+from flotilla_common.domain.attempts import StopReason
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.types import StepSettings, TrainBatch, TrainSequence
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_ranks import changed, make_batch, parameters, same_bits, train
 

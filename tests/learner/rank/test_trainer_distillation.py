@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.config.algorithm import AlgorithmConfig, DistillationConfig
-from services.learner.rank.model import Policy
-from services.learner.types import StepSettings, TeacherScores, TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig, DistillationConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.types import StepSettings, TeacherScores, TrainBatch
 from tests.learner.algo.test_distillation import CHOICES, merge_rest, plain_divergence
 from tests.support.tiny_ranks import VOCAB, make_batch, make_trainer, parameters, same_bits
 

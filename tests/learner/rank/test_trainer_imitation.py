@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.model import Policy
-from services.learner.types import TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.types import TrainBatch
 from tests.support.tiny_ranks import changed, make_batch, make_trainer, parameters, same_bits
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.common.domain.attempts import StopReason
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.types import StepSettings, TrainBatch, TrainSequence
+from flotilla_common.domain.attempts import StopReason
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.types import StepSettings, TrainBatch, TrainSequence
 from tests.support.tiny_ranks import make_batch, make_trainer
 
 # With so large an epsilon and no memory AdamW is gradient descent at the rate lr / EPSILON.

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.rank.model import Policy
-from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.reference import ReferencePolicy
-from services.learner.rank.trainer import Trainer
-from services.learner.types import TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.optimizer import Optimizer
+from flotilla_learner.rank.reference import ReferencePolicy
+from flotilla_learner.rank.trainer import Trainer
+from flotilla_learner.types import TrainBatch
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 
 Bits = dict[str, Tensor]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.common.tensors.tensor_checksum import checksum64
-from services.common.weights import fingerprint as reference
-from services.learner.rank.model import Policy
-from services.learner.rank.weight_slots import SharedMemoryError, WeightSlots
-from services.learner.ranks.protocol import SLOT_COUNT
+from flotilla_common.tensors.tensor_checksum import checksum64
+from flotilla_common.weights import fingerprint as reference
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.weight_slots import SharedMemoryError, WeightSlots
+from flotilla_learner.ranks.protocol import SLOT_COUNT
 from tests.support.tiny_ranks import make_batch, make_trainer, parameters, same_bits
 
 

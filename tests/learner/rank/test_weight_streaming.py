@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.rank import RankConfig
-from services.learner.rank.compare_command import CompareCommand
-from services.learner.rank.initial_weights import open_initial_weights
-from services.learner.rank.model import Policy
-from services.learner.rank.policy_loading import load_policy
-from services.learner.rank.score_comparison import swapped_weights
-from services.learner.rank.weight_slots import WeightSlots
-from services.learner.types import TrainBatch
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.rank.compare_command import CompareCommand
+from flotilla_learner.rank.initial_weights import open_initial_weights
+from flotilla_learner.rank.model import Policy
+from flotilla_learner.rank.policy_loading import load_policy
+from flotilla_learner.rank.score_comparison import swapped_weights
+from flotilla_learner.rank.weight_slots import WeightSlots
+from flotilla_learner.types import TrainBatch
 from tests.support.rank_configs import policy_config
 from tests.support.tensor_memory import PeakTensorBytes
 from tests.support.tiny_ranks import VOCAB, changed, make_batch, parameters, same_bits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.learner.ranks import rank_process
+from flotilla_learner.ranks import rank_process
 from tests.support.process_forge import ProcessForge
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from services.learner.ports import RankError
+from flotilla_learner.ports import RankError
 from tests.learner.ranks.nodes import Head, config_of, head
 from tests.support.tiny_ranks import make_batch
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 
-from services.common.rpc.free_ports import free_port
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import LearnerConfig
-from services.learner.ranks.cluster import ClusterSite, RayCluster
-from services.learner.ranks.local_ranks import LocalRanks
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.ranks.cluster import ClusterSite, RayCluster
+from flotilla_learner.ranks.local_ranks import LocalRanks
 from tests.support.learner import TOKEN
 from tests.support.process_commands import command_of
 from tests.support.rank_configs import LEARNER, policy_config
@@ -43,7 +43,7 @@ class Further:
         return [
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
-            if "services.learner.rank" in command_of(child)
+            if "flotilla_learner.rank" in command_of(child)
         ]
 
     async def ended(self, limit_s: float = 30.0) -> int:
@@ -81,7 +81,7 @@ async def start_machine(
     spec, log = _written(folder, config, policy), folder / "log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *(*inside, sys.executable, "-m", "services.learner.ranks", "--config", str(spec)),
+            *(*inside, sys.executable, "-m", "flotilla_learner.ranks", "--config", str(spec)),
             *("--run-id", RUN, "--run-dir", str(folder / RUN), "--replica", str(number)),
             *("--peer", f"learner={host}:1", *overrides),
             env={**os.environ, "FLOTILLA_TOKEN": TOKEN, "FLOTILLA_TEST_MACHINE": str(folder)},

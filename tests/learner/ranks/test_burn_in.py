@@ -9,16 +9,16 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import ConfigError
-from services.learner.config.rank import BurnInConfig, RankConfig
-from services.learner.ports import RankError
-from services.learner.ranks.burn_in import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.config.rank import BurnInConfig, RankConfig
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks.burn_in import (
     BurnInMemoryError,
     burn_in_lengths,
     explain_failure,
     smallest_change,
 )
-from services.learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.ranks.local_ranks import LocalRanks
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config
 

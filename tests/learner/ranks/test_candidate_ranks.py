@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.ranks.local_ranks import LocalRanks
 from tests.learner.rank.test_candidates import EVERYTHING, with_candidates
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import make_prompted_batch, write_model

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from services.learner.rank.block_compilation import CACHE_VARIABLE
-from services.learner.types import Publication, StepResult
+from flotilla_learner.rank.block_compilation import CACHE_VARIABLE
+from flotilla_learner.types import Publication, StepResult
 from tests.learner.ranks.test_sharded_ranks import (
     TOLERANCE,
     assert_same,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.learner.config.lora import LoraConfig
-from services.learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.ranks.local_ranks import LocalRanks
 from tests.learner.rank.test_trainer_distillation import K, distilling, teach
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import make_batch

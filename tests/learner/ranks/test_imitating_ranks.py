@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.ranks.protocol import read_tokens
-from services.learner.types import BatchScore
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.ranks.protocol import read_tokens
+from flotilla_learner.types import BatchScore
 from tests.learner.rank.test_trainer_imitation import demonstrations
 from tests.support.rank_configs import LEARNER, policy_config
 

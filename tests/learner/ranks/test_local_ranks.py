@@ -13,11 +13,11 @@ import pytest_asyncio
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from services.common.weights.fingerprint import checksum64, compute_fingerprint
-from services.learner.ports import RankError
-from services.learner.ranks import protocol
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import TrainBatch
+from flotilla_common.weights.fingerprint import checksum64, compute_fingerprint
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks import protocol
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import TrainBatch
 from tests.support.checkpoints import save_ranks
 from tests.support.process_commands import rank_pids
 from tests.support.process_forge import fork_of
@@ -200,8 +200,8 @@ import asyncio, sys
 from pathlib import Path
 from tests.support.process_commands import rank_pids
 from tests.support.rank_configs import LEARNER, policy_config, several
-from services.common.telemetry import log
-from services.learner.ranks.local_ranks import LocalRanks
+from flotilla_common.telemetry import log
+from flotilla_learner.ranks.local_ranks import LocalRanks
 
 log.setup("learner", "orphan")  # logs go to stderr, so that stdout has the pids alone
 

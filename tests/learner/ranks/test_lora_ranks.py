@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.config.lora import LoraConfig
-from services.learner.rank.adapter_files import BaseRecord
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.rendezvous_store import host_store
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import StepResult
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.rank.adapter_files import BaseRecord
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.rendezvous_store import host_store
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import StepResult
 from tests.learner.ranks.test_sharded_ranks import (
     STEPS,
     TOLERANCE,

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from services.common.weights.network_interfaces import interface_towards
-from services.learner.config.rank import RankConfig
-from services.learner.ports import RankError
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import Publication, StepResult
+from flotilla_common.weights.network_interfaces import interface_towards
+from flotilla_learner.config.rank import RankConfig
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import Publication, StepResult
 from tests.learner.ranks import nodes
 from tests.learner.ranks.nodes import HOST, RUN, config_of, head, left_of, start_machine
 from tests.support.checkpoints import save_ranks

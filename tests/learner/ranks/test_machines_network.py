@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.python_command import python_command
-from services.launcher.security import certificates
-from services.learner.ports import RankError
-from services.learner.ranks import rank_process
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.ranks.pending_calls import RankHandle
-from services.learner.ranks.rank_process import RankProcess
+from flotilla_common.process.python_command import python_command
+from flotilla_launcher.security import certificates
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks import rank_process
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.ranks.pending_calls import RankHandle
+from flotilla_learner.ranks.rank_process import RankProcess
 from tests.learner.ranks.nodes import RUN, config_of, left_of, start_machine
 from tests.learner.ranks.test_machines import one_machine
 from tests.support.rank_configs import policy_config

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.policy import PolicyId
-from services.common.images.vision_family import VisionFamily
-from services.common.spec.spec import VisionConfig
-from services.learner.config.lora import LoraConfig
-from services.learner.guard.probes import EngineReport, build_evidence
-from services.learner.ports import RankError
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import ModelInfo, Publication, StepResult, TrainBatch
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_learner.config.lora import LoraConfig
+from flotilla_learner.guard.probes import EngineReport, build_evidence
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import ModelInfo, Publication, StepResult, TrainBatch
 from tests.learner.ranks.test_sharded_ranks import TOLERANCE, assert_same, configured
 from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.picture_batches import family_of, picture_batch

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import StopReason
-from services.common.images.picture import PlacedPicture
-from services.learner.ranks import protocol
-from services.learner.types import (
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.images.picture import PlacedPicture
+from flotilla_learner.ranks import protocol
+from flotilla_learner.types import (
     ExpertShape,
     Histogram,
     ModelInfo,

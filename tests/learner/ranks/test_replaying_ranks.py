@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import ExpertShape, TrainBatch
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import ExpertShape, TrainBatch
 from tests.support.rank_configs import LEARNER, policy_config
 from tests.support.tiny_ranks import make_batch, write_sparse_model
 

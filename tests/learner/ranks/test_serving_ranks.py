@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.learner.config.training import TrainingServiceConfig
-from services.learner.ports import RankError
-from services.learner.ranks.rank_group import RankGroup
-from services.learner.training.refusals import OperationRefused
-from services.learner.training.serving_ranks import ServingRanks
-from services.learner.training_types import AdamUpdate, AdapterChoice, BaseModel, TargetScores
+from flotilla_learner.config.training import TrainingServiceConfig
+from flotilla_learner.ports import RankError
+from flotilla_learner.ranks.rank_group import RankGroup
+from flotilla_learner.training.refusals import OperationRefused
+from flotilla_learner.training.serving_ranks import ServingRanks
+from flotilla_learner.training_types import AdamUpdate, AdapterChoice, BaseModel, TargetScores
 from tests.support.rank_configs import policy_config
 from tests.support.target_batches import make_batch
 

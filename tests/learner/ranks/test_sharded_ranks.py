@@ -21,21 +21,21 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-from services.common.process.process_memory import peak_memory_bytes
-from services.common.tensors.tensor_checksum import checksum64
-from services.learner.checkpoints.export import export_model
-from services.learner.config.algorithm import AlgorithmConfig
-from services.learner.config.learner import LearnerConfig
-from services.learner.ports import RankError
-from services.learner.rank.checkpoint_writer import CheckpointWriter
-from services.learner.rank.model_loading import read_split_model
-from services.learner.rank.policy_loading import load_split_body
-from services.learner.rank.rank_setup import RankSetup, load_models
-from services.learner.rank.shard_checksums import ShardChecksums
-from services.learner.rank.sharding import gather_tensor, local_tensor
-from services.learner.rank.split_loading import MODEL, saved_tensors
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import Comparison, Publication, StepResult, TrainBatch
+from flotilla_common.process.process_memory import peak_memory_bytes
+from flotilla_common.tensors.tensor_checksum import checksum64
+from flotilla_learner.checkpoints.export import export_model
+from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.ports import RankError
+from flotilla_learner.rank.checkpoint_writer import CheckpointWriter
+from flotilla_learner.rank.model_loading import read_split_model
+from flotilla_learner.rank.policy_loading import load_split_body
+from flotilla_learner.rank.rank_setup import RankSetup, load_models
+from flotilla_learner.rank.shard_checksums import ShardChecksums
+from flotilla_learner.rank.sharding import gather_tensor, local_tensor
+from flotilla_learner.rank.split_loading import MODEL, saved_tensors
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import Comparison, Publication, StepResult, TrainBatch
 from tests.support.checkpoints import save_ranks, weights_of
 from tests.support.lone_ranks import SPAWNED, join_ranks, start_alone
 from tests.support.multimodal_models import KINDS, make_multimodal

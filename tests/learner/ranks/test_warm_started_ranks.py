@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.common.spec.config import parse_config
-from services.learner.checkpoints.export import export_model
-from services.learner.config.learner import LearnerConfig
-from services.learner.ranks.local_ranks import LocalRanks
-from services.learner.types import ModelInfo, StepResult, TrainBatch
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.checkpoints.export import export_model
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.ranks.local_ranks import LocalRanks
+from flotilla_learner.types import ModelInfo, StepResult, TrainBatch
 from tests.learner.rank.test_trainer_imitation import demonstrations
 from tests.support.checkpoints import load_group, save_ranks
 from tests.support.rank_configs import EVERYTHING, LEARNER, policy_config

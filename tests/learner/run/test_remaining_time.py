@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.learner.run.remaining_time import RemainingTime, RunPlan
+from flotilla_learner.run.remaining_time import RemainingTime, RunPlan
 
 # 50 steps of 96 attempts. Each evaluation has 192 tasks, once, or three times before and after.
 DEMO = RunPlan(50, 96, {"before": 576, "during": 192, "after": 576}, every=10)

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.domain.policy import PolicyId
-from services.common.process.own_version import OwnVersion
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
-from services.learner.config.learner import EvalSetConfig
-from services.learner.config.sampling import SelectConfig
-from services.learner.groups.policy_history import PolicyLineage
-from services.learner.journal.store import open_journal
-from services.learner.run import resume_checks
-from services.learner.run.resume_checks import (
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.process.own_version import OwnVersion
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.config.learner import EvalSetConfig
+from flotilla_learner.config.sampling import SelectConfig
+from flotilla_learner.groups.policy_history import PolicyLineage
+from flotilla_learner.journal.store import open_journal
+from flotilla_learner.run import resume_checks
+from flotilla_learner.run.resume_checks import (
     check_base_is_the_same,
     check_engine_is_the_same,
     check_eval_sets_are_the_same,
@@ -24,9 +24,9 @@ from services.learner.run.resume_checks import (
     check_weights_are_the_same,
     note_writer,
 )
-from services.learner.sampling.eval_sets import load_eval_set
-from services.learner.sampling.tasks import load_tasks
-from services.learner.types import ModelInfo
+from flotilla_learner.sampling.eval_sets import load_eval_set
+from flotilla_learner.sampling.tasks import load_tasks
+from flotilla_learner.types import ModelInfo
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import make_config
 

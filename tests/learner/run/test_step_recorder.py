@@ -9,9 +9,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.learner.ports import TrackedRun
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.types import Histogram
+from flotilla_learner.ports import TrackedRun
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_learner.types import Histogram
 from tests.learner.tracking.tracked_learner import run_with
 from tests.support.alarm_steps import Heard
 from tests.support.fake_ranks import FakeRanks

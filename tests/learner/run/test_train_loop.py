@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE, JournalError
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.app import run_learner
-from services.learner.dependencies import LearnerDependencies
-from services.learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, JournalError
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.app import run_learner
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import (
     TOKENIZER,

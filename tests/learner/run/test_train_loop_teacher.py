@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from numpy.typing import NDArray
 
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.learner.ports import HintRenderer, TeacherRefusedError
-from services.learner.teacher import teacher_desk
-from services.learner.types import TrainBatch
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_learner.ports import HintRenderer, TeacherRefusedError
+from flotilla_learner.teacher import teacher_desk
+from flotilla_learner.types import TrainBatch
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import FakeWorker, RunningLearner, learner, make_config
 from tests.support.scripted_teacher_server import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.run_files.checkpoint_manifest import (
+from flotilla_learner.run_files.checkpoint_manifest import (
     FORMAT,
     MANIFEST,
     DamagedCheckpointError,

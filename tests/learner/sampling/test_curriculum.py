@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.config.sampling import SamplingConfig
-from services.learner.sampling.curriculum import Curriculum, NoTasksError
-from services.learner.sampling.curriculum_changes import (
+from flotilla_learner.config.sampling import SamplingConfig
+from flotilla_learner.sampling.curriculum import Curriculum, NoTasksError
+from flotilla_learner.sampling.curriculum_changes import (
     EventKind,
     StoredCurriculum,
     TaskStanding,
     TaskState,
 )
-from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.sampling.tasks import Task
+from flotilla_learner.sampling.group_signal import GroupOutcome
+from flotilla_learner.sampling.tasks import Task
 from tests.support.curriculum import Run, config, made_up, tasks_of
 from tests.support.examples import examples
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.sampling.environment_mix import EnvironmentMix, MixtureError
+from flotilla_learner.sampling.environment_mix import EnvironmentMix, MixtureError
 from tests.support.curriculum import config
 from tests.support.examples import examples
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import ConfigError
-from services.learner.config.learner import LearnerConfig
-from services.learner.run.task_files import load_task_files
-from services.learner.sampling.eval_sets import EvalSet
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.run.task_files import load_task_files
+from flotilla_learner.sampling.eval_sets import EvalSet
 from tests.support.learner import make_config
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.cli.app import app
-from services.learner.config.learner import LearnerConfig
-from services.learner.journal.store import Journal, open_journal
-from services.learner.run.resume_checks import check_data_are_the_same
-from services.learner.run.task_files import load_task_files
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.cli.app import app
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.run.resume_checks import check_data_are_the_same
+from flotilla_learner.run.task_files import load_task_files
 from tests.reading.data.made_tasks import make_row, make_rows
 from tests.support.learner import make_config
 

@@ -1,9 +1,9 @@
 """Witnesses against a task, and the meaning of the gateway's refusals."""
 
-from services.common.domain.attempts import AttemptKey, FailureKind
-from services.common.domain.trajectory import Counts, Trajectory
-from services.learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
-from services.learner.sampling.suspect_tasks import SuspectTask, Witnesses
+from flotilla_common.domain.attempts import AttemptKey, FailureKind
+from flotilla_common.domain.trajectory import Counts, Trajectory
+from flotilla_learner.sampling.refused_tasks import Refusal, RefusalHistory, common_refusal
+from flotilla_learner.sampling.suspect_tasks import SuspectTask, Witnesses
 
 INFINITY = float("inf")
 

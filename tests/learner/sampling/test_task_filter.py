@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec_loading import apply_override
-from services.common.tasks.task_checks import Outcome, TaskCheck, format_check
-from services.common.tasks.task_digests import task_digest
-from services.common.tasks.task_format import parse_task
-from services.learner.config.sampling import SelectConfig
-from services.learner.run.task_files import load_task_files
-from services.learner.sampling.task_filter import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec_loading import apply_override
+from flotilla_common.tasks.task_checks import Outcome, TaskCheck, format_check
+from flotilla_common.tasks.task_digests import task_digest
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_learner.config.sampling import SelectConfig
+from flotilla_learner.run.task_files import load_task_files
+from flotilla_learner.sampling.task_filter import (
     TaskFilterError,
     UncheckedTasksError,
     apply_filters,
     filter_tasks,
 )
-from services.learner.sampling.tasks import Task
+from flotilla_learner.sampling.tasks import Task
 from tests.support.learner import make_config, write_tasks
 
 MODALITIES = ("tool_use", "computer_use")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.task_files import TaskFileError
-from services.learner.sampling.tasks import IMAGES, Task, load_tasks
+from flotilla_common.tasks.task_files import TaskFileError
+from flotilla_learner.sampling.tasks import IMAGES, Task, load_tasks
 
 GOOD = {"key": "a", "prompt": "do it", "env_id": "shop"}
 

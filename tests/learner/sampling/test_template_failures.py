@@ -10,17 +10,17 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import AttemptKey, FailureKind, Purpose
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc.errors import ConfigError
-from services.common.run_folder.journal_file import JOURNAL_FILE, open_read_only
-from services.learner.alarms.event_rules import CALM_GROUPS, judge_spoiled
-from services.learner.group_types import GroupSpec
-from services.learner.groups.counters import Tally
-from services.learner.journal.audit import audit_journal
-from services.learner.sampling.tasks import Task
-from services.learner.sampling.template_failures import TemplateFailures
-from services.wire.enums import FAILURE_KINDS
+from flotilla_common.domain.attempts import AttemptKey, FailureKind, Purpose
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE, open_read_only
+from flotilla_common.wire.enums import FAILURE_KINDS
+from flotilla_learner.alarms.event_rules import CALM_GROUPS, judge_spoiled
+from flotilla_learner.group_types import GroupSpec
+from flotilla_learner.groups.counters import Tally
+from flotilla_learner.journal.audit import audit_journal
+from flotilla_learner.sampling.tasks import Task
+from flotilla_learner.sampling.template_failures import TemplateFailures
 from tests.learner.groups.test_group_endings import following_worker
 from tests.learner.run.test_train_loop import eval_sets, following, lease_for, query
 from tests.support.learner import FakeWorker, failed, graded, learner, make_config, write_tasks
@@ -87,7 +87,7 @@ async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner is gone between the try's row in the journal and the end of its group."""
-    taken = "services.learner.groups.group_endings.GroupEndings.take_record"
+    taken = "flotilla_learner.groups.group_endings.GroupEndings.take_record"
     with monkeypatch.context() as patch:
         patch.setattr(taken, lambda *_: None)
         async with following(tmp_path, steps=9, **GROUPS) as worker:

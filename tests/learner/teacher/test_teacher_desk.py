@@ -13,18 +13,18 @@ import pytest
 from aiohttp import web
 from numpy.typing import NDArray
 
-from services.common.aio.concurrency import running_tasks
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence, Trajectory
-from services.common.rpc.errors import ConfigError
-from services.learner.alarms.types import AlarmVerdict
-from services.learner.config.teacher import TeacherConfig
-from services.learner.ports import TeacherRefusedError
-from services.learner.sampling.tasks import Task
-from services.learner.teacher import teacher_desk
-from services.learner.teacher.teacher_desk import TeacherDesk
+from flotilla_common.aio.concurrency import running_tasks
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence, Trajectory
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.alarms.types import AlarmVerdict
+from flotilla_learner.config.teacher import TeacherConfig
+from flotilla_learner.ports import TeacherRefusedError
+from flotilla_learner.sampling.tasks import Task
+from flotilla_learner.teacher import teacher_desk
+from flotilla_learner.teacher.teacher_desk import TeacherDesk
 from tests.support.scripted_teacher_server import (
     ScriptedTeacherServer,
     asking,

@@ -13,18 +13,18 @@ import pytest
 from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from services.common.process.own_version import own_version
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.learner.config.tracking import Backend, TrackingConfig
-from services.learner.ports import TrackedRun
-from services.learner.tracking.adapters import build_trackers as build
-from services.learner.tracking.adapters.build_trackers import build_trackers
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.tracking.adapters.tensorboard import TensorboardTracker
-from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.tracking.histograms import build_histogram
-from services.learner.types import Histogram
+from flotilla_common.process.own_version import own_version
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.tracking import Backend, TrackingConfig
+from flotilla_learner.ports import TrackedRun
+from flotilla_learner.tracking.adapters import build_trackers as build
+from flotilla_learner.tracking.adapters.build_trackers import build_trackers
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_learner.tracking.adapters.tensorboard import TensorboardTracker
+from flotilla_learner.tracking.background_tracker import BackgroundTracker
+from flotilla_learner.tracking.histograms import build_histogram
+from flotilla_learner.types import Histogram
 
 NEW = TrackedRun("id")
 SPREAD = {"reward/distribution": Histogram((0.0, 1.0, 2.0), (3, 1))}
@@ -188,7 +188,7 @@ def test_trackers_show_the_flotilla_that_writes_unless_the_spec_names_it(
     [
         ("trackio", "trackio", "trackio"),
         ("mlflow", "mlflow", "mlflow"),
-        ("wandb", "services.learner.tracking.adapters.wandb", "learner"),
+        ("wandb", "flotilla_learner.tracking.adapters.wandb", "learner"),
     ],
 )
 def test_a_tracker_whose_package_is_missing_names_the_extra_that_brings_it(

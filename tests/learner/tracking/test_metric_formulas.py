@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey, Purpose
-from services.common.domain.task_means import mean_interval
-from services.common.domain.trajectory import Counts, Trajectory, TurnTiming
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.learner.config.learner import EvalSetConfig
-from services.learner.group_types import GroupSpec
-from services.learner.groups.batcher import Batch
-from services.learner.groups.counters import StepCounters, Tally
-from services.learner.groups.graded_attempts import AttemptRecord, ReadyGroup
-from services.learner.run.eval_report import TaskResult, eval_metrics, summarize_results
-from services.learner.sampling.tasks import Task
-from services.learner.tracking.adapters.jsonl import JsonlTracker
-from services.learner.tracking.metric_formulas import (
+from flotilla_common.domain.attempts import AttemptKey, Purpose
+from flotilla_common.domain.task_means import mean_interval
+from flotilla_common.domain.trajectory import Counts, Trajectory, TurnTiming
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.learner import EvalSetConfig
+from flotilla_learner.group_types import GroupSpec
+from flotilla_learner.groups.batcher import Batch
+from flotilla_learner.groups.counters import StepCounters, Tally
+from flotilla_learner.groups.graded_attempts import AttemptRecord, ReadyGroup
+from flotilla_learner.run.eval_report import TaskResult, eval_metrics, summarize_results
+from flotilla_learner.sampling.tasks import Task
+from flotilla_learner.tracking.adapters.jsonl import JsonlTracker
+from flotilla_learner.tracking.metric_formulas import (
     StepTimes,
     candidate_metrics,
     environment_metrics,
@@ -31,7 +31,7 @@ from services.learner.tracking.metric_formulas import (
     timing_metrics,
     train_throughput,
 )
-from services.learner.tracking.step_metrics import WINDOW, ThroughputWindow
+from flotilla_learner.tracking.step_metrics import WINDOW, ThroughputWindow
 
 
 def group(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.tracking import sampled_episodes
-from services.learner.tracking.sampled_episodes import EpisodeSchedule, sample_episodes
+from flotilla_learner.tracking import sampled_episodes
+from flotilla_learner.tracking.sampled_episodes import EpisodeSchedule, sample_episodes
 from tests.learner.tracking.dumped_steps import dump_steps, episode_row
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.common.domain.attempts import FailureKind
-from services.common.process.run_membership import ReplicaStatus
-from services.env_gateway.api import alarms
-from services.env_gateway.tools import tool_drift
-from services.learner.alarms import event_rules, learning_rules, task_rules
-from services.learner.ports import TrackedRun
-from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
-from services.rollout.api import service_alarm
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_common.process.run_membership import ReplicaStatus
+from flotilla_env_gateway.api import alarms
+from flotilla_env_gateway.tools import tool_drift
+from flotilla_learner.alarms import event_rules, learning_rules, task_rules
+from flotilla_learner.ports import TrackedRun
+from flotilla_learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
+from flotilla_rollout.api import service_alarm
 from tests.learner.rank.test_critic import gae
 from tests.learner.tracking.tracked_learner import run_with
 from tests.support.fake_ranks import FakeRanks

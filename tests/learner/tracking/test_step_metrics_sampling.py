@@ -1,8 +1,8 @@
 """Metrics of the mixture of a step, by hand."""
 
-from services.learner.groups.batcher import Batch
-from services.learner.sampling.group_signal import GroupOutcome
-from services.learner.tracking.step_metrics import sampling_metrics
+from flotilla_learner.groups.batcher import Batch
+from flotilla_learner.sampling.group_signal import GroupOutcome
+from flotilla_learner.tracking.step_metrics import sampling_metrics
 from tests.learner.tracking.test_metric_formulas import group
 from tests.support.curriculum import Run, config, tasks_of
 

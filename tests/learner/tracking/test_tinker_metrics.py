@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import FailureKind, StopReason
-from services.common.domain.trajectory import Counts, TurnTiming
-from services.learner.groups.graded_attempts import ReadyGroup
-from services.learner.tracking.metric_formulas import StepTimes
-from services.learner.tracking.tinker_metrics import advantage_metrics, tinker_metrics
-from services.learner.types import Histogram, StepResult, TrainBatch
+from flotilla_common.domain.attempts import FailureKind, StopReason
+from flotilla_common.domain.trajectory import Counts, TurnTiming
+from flotilla_learner.groups.graded_attempts import ReadyGroup
+from flotilla_learner.tracking.metric_formulas import StepTimes
+from flotilla_learner.tracking.tinker_metrics import advantage_metrics, tinker_metrics
+from flotilla_learner.types import Histogram, StepResult, TrainBatch
 from tests.learner.tracking.test_metric_formulas import GROUPS, group, times
 from tests.learner.tracking.test_step_metrics import (
     DOCS,

@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.common.process.run_membership import ReplicaIdentity, ReplicaStatus
-from services.common.process.service_lifecycle import Lifecycle
-from services.common.rpc.free_ports import free_address
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.alarms.ports import AlarmSink
-from services.learner.app import run_learner
-from services.learner.dependencies import LearnerDependencies
-from services.learner.ports import Ranks, Tracker
+from flotilla_common.process.run_membership import ReplicaIdentity, ReplicaStatus
+from flotilla_common.process.service_lifecycle import Lifecycle
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_learner.alarms.ports import AlarmSink
+from flotilla_learner.app import run_learner
+from flotilla_learner.dependencies import LearnerDependencies
+from flotilla_learner.ports import Ranks, Tracker
 from tests.support.fake_ranks import FakeRanks
 from tests.support.learner import TOKENIZER, FakeWorker, make_config, make_runtime
 

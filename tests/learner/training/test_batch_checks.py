@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.learner.training.batch_checks import (
+from flotilla_learner.training.batch_checks import (
     RawSequence,
     SequenceLimits,
     check_update,
     complete_options,
     decode_sequence,
 )
-from services.learner.training.refusals import OperationRefused
-from services.learner.training_types import AdamUpdate
+from flotilla_learner.training.refusals import OperationRefused
+from flotilla_learner.training_types import AdamUpdate
 
 LIMITS = SequenceLimits(max_model_len=4, vocabulary=10)
 

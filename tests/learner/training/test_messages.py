@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from flotilla.learner.v1 import training_service_pb2 as pb
-from services.learner.training import messages
-from services.learner.training.batch_checks import SequenceLimits
-from services.learner.training.messages import encode_scores, read_batch
-from services.learner.training.refusals import OperationRefused
-from services.learner.training_types import TargetScores
+from flotilla_learner.training import messages
+from flotilla_learner.training.batch_checks import SequenceLimits
+from flotilla_learner.training.messages import encode_scores, read_batch
+from flotilla_learner.training.refusals import OperationRefused
+from flotilla_learner.training_types import TargetScores
 from tests.support.target_batches import make_batch
 from tests.support.training_process import encode_batch, encode_sequence
 

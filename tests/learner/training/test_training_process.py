@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from flotilla.learner.v1 import training_service_pb2 as pb
-from services.common.rpc import rpc
-from services.learner.training_types import TargetBatch, TargetScores
+from flotilla_common.rpc import rpc
+from flotilla_learner.training_types import TargetBatch, TargetScores
 from tests.support.target_batches import equal, make_batch
 from tests.support.training_process import TrainingProcess, training_process
 

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from services.common.tensors.host_buffers import host_buffer
+from flotilla_common.tensors.host_buffers import host_buffer
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.common.tensors.local_meeting import LocalConnection, LocalMeeting, meet
+from flotilla_common.tensors.local_meeting import LocalConnection, LocalMeeting, meet
 
 SHORT_S = 0.2
 LONG_S = 30.0

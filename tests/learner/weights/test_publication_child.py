@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.weights.publication_child import server_config_of
+from flotilla_learner.weights.publication_child import server_config_of
 from tests.support.learner import make_config, make_runtime
 from tests.support.outsiders import run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.common.tensors.shared_buffers import (
+from flotilla_common.tensors.shared_buffers import (
     BufferOffer,
     BufferPool,
     CudaHandle,

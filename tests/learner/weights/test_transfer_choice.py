@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from services.learner.config.learner import WeightsConfig
-from services.learner.weights.transfer_choice import choose_transfer
+from flotilla_learner.config.learner import WeightsConfig
+from flotilla_learner.weights.transfer_choice import choose_transfer
 
 ON_GPU = ("nccl", "ipc", "gloo", "shm", "grpc")
 ON_CPU = ("ipc", "gloo", "shm", "grpc")

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.learner.weights import live_sender
-from services.learner.weights.live_sender import LiveSender
+from flotilla_learner.weights import live_sender
+from flotilla_learner.weights.live_sender import LiveSender
 from tests.support.process_commands import command_of
 from tests.support.repository import ROOT
 from tests.support.transfer_faults import RECEIVER_STAGES, SENDER_STAGES

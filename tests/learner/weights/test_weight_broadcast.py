@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.policy import PolicyId
-from services.learner.types import Publication
-from services.learner.weights.attached_worker import AttachedWorker
-from services.learner.weights.weight_broadcast import Announcement, WeightBroadcast
+from flotilla_common.domain.policy import PolicyId
+from flotilla_learner.types import Publication
+from flotilla_learner.weights.attached_worker import AttachedWorker
+from flotilla_learner.weights.weight_broadcast import Announcement, WeightBroadcast
 
 NOTHING = np.zeros(0, np.float32)
 

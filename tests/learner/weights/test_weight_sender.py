@@ -6,15 +6,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.weights.weight_transfer import OpenGroup, decode_request, encode_request
-from services.learner.weights.live_sender import LiveSender
-from services.learner.weights.sender_config import WeightSenderConfig
+from flotilla_common.weights.weight_transfer import OpenGroup, decode_request, encode_request
+from flotilla_learner.weights.live_sender import LiveSender
+from flotilla_learner.weights.sender_config import WeightSenderConfig
 from tests.support.process_commands import command_of
 from tests.support.process_forge import ProcessForge
 from tests.support.transfer_trials import Way, try_transfers
 from tests.support.waiting import until
 
-SENDER = "services.learner.weights.adapters.weight_sender"
+SENDER = "flotilla_learner.weights.adapters.weight_sender"
 
 
 @pytest.mark.parametrize(

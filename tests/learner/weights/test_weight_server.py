@@ -10,12 +10,12 @@ import pytest_asyncio
 
 from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
-from services.common.domain.policy import PolicyId
-from services.common.process.line_channel import ChildLostError
-from services.common.rpc import rpc
-from services.learner.types import Publication
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.weight_server import WeightServerConfig
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.process.line_channel import ChildLostError
+from flotilla_common.rpc import rpc
+from flotilla_learner.types import Publication
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.weight_server import WeightServerConfig
 
 TOKEN = "a-token-of-this-test"
 SIZE = 3 * 2**20 + 17
@@ -33,7 +33,7 @@ def publish(folder: Path, version: int) -> tuple[Publication, PolicyId, bytes]:
 
 @pytest_asyncio.fixture
 async def weights(tmp_path: Path) -> AsyncIterator[tuple[PublicationChild, str]]:
-    server = PublicationChild("services.learner.weights.weight_server", tmp_path / "weights.log")
+    server = PublicationChild("flotilla_learner.weights.weight_server", tmp_path / "weights.log")
     yield server, await server.start_process(WeightServerConfig("run", TOKEN))
     await server.close()
     await server.close()

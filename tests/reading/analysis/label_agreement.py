@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common.domain.task_means import wilson_interval
-from services.common.text.printable_text import print_visible
-from services.reading.analysis.failure_classes import OTHER, RULES, classify
+from flotilla_common.domain.task_means import wilson_interval
+from flotilla_common.text.printable_text import print_visible
+from flotilla_reading.analysis.failure_classes import OTHER, RULES, classify
 from tests.reading.analysis.scripted_play import FOLDER, play_scripts
 
 APPS = ("tracker", "shop", "booking", "shop2")

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from environments.api import Instance, ToolError, open_instance
-from environments.local_verifier import run_verifier
-from environments.task_generator import make_data_id
-from environments.tasks import make_task
-from services.common.domain.attempts import FailureKind
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_environments.api import Instance, ToolError, open_instance
+from flotilla_environments.local_verifier import run_verifier
+from flotilla_environments.task_generator import make_data_id
+from flotilla_environments.tasks import make_task
 from tests.reading.analysis.episode_rows import Message, row
 
 FOLDER = Path(__file__).with_name("episodes")

@@ -1,7 +1,7 @@
 """Sections as Markdown and as a page, of an analysis or of a report."""
 
-from services.reading.analysis.documents import render_html, render_markdown
-from services.reading.analysis.sections import Section
+from flotilla_reading.analysis.documents import render_html, render_markdown
+from flotilla_reading.analysis.sections import Section
 
 HOSTILE = "<script>alert(1)</script> a|b [c](d) `e`"
 

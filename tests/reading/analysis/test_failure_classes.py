@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.reading.analysis.failure_classes import RULES, classify, load_rules
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_reading.analysis.failure_classes import RULES, classify, load_rules
 from tests.reading.analysis.episode_rows import call, row, says
 
 FOUND = call("find_issues", '[{"id": 4}]', repo="api", label="billing")
@@ -101,7 +101,7 @@ def test_an_ungraded_attempt_has_no_class_of_the_policys_behaviour() -> None:
 def test_rules_of_a_user_come_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from services.reading.analysis.failure_classes import FailureRule\n"
+        "from flotilla_reading.analysis.failure_classes import FailureRule\n"
         "RULES = [FailureRule('locked', 'It was locked.', "
         "lambda facts: any('locked' in call.answer for call in facts.calls))]\n"
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.run_folder.metric_lines import encode_point
-from services.reading.analysis.attempt_measures import measure_attempt
-from services.reading.analysis.run_analysis import analyze_run, measure_environment
+from flotilla_common.run_folder.metric_lines import encode_point
+from flotilla_reading.analysis.attempt_measures import measure_attempt
+from flotilla_reading.analysis.run_analysis import analyze_run, measure_environment
 from tests.reading.analysis.episode_rows import row, says, write_evaluation
 from tests.reading.analysis.scripted_play import FOLDER
 

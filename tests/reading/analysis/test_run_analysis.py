@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
-from services.common.run_folder.metric_lines import encode_point
-from services.reading.analysis.analysis_files import write_analysis
-from services.reading.analysis.evaluation_files import NothingToAnalyzeError
-from services.reading.analysis.run_analysis import analyze_run
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.python_command import python_command
+from flotilla_common.run_folder.metric_lines import encode_point
+from flotilla_reading.analysis.analysis_files import write_analysis
+from flotilla_reading.analysis.evaluation_files import NothingToAnalyzeError
+from flotilla_reading.analysis.run_analysis import analyze_run
 from tests.reading.analysis.episode_rows import call, row, says, write_evaluation
 
 FOUND = call("find_issues", '[{"id": 4}]', repo="api", label="billing")
@@ -155,7 +155,7 @@ def test_no_text_of_others_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_the_program_writes_the_files_and_says_which(run_dir: Path) -> None:
-    command = python_command("-m", "services.reading.analysis", str(run_dir))
+    command = python_command("-m", "flotilla_reading.analysis", str(run_dir))
     ended = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(run_dir / "analysis" / "step_8.json")

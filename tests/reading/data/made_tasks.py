@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.common.tasks.task_files import TaskRow, parse_rows
-from services.reading.data.entries import Entry, Prepared, to_entry
-from services.reading.data.split import KeptSplit
+from flotilla_common.tasks.task_files import TaskRow, parse_rows
+from flotilla_reading.data.entries import Entry, Prepared, to_entry
+from flotilla_reading.data.split import KeptSplit
 
 Row = dict[str, Any]
 # Number of an environment's tasks, by environment.

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from services.common.tasks.task_files import ReadTask
-from services.common.tasks.task_format import parse_task
-from services.reading.data.comparison import compare
+from flotilla_common.tasks.task_files import ReadTask
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_reading.data.comparison import compare
 from tests.reading.data.made_tasks import Row, make_row
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_files import TaskRow
-from services.common.tasks.task_format import Task
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.reading.data.conventions import NO_DEFAULTS, Defaults
-from services.reading.data.row_files import parse_file
-from services.reading.data.sources import fetch_source
+from flotilla_common.tasks.task_files import TaskRow
+from flotilla_common.tasks.task_format import Task
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_reading.data.conventions import NO_DEFAULTS, Defaults
+from flotilla_reading.data.row_files import parse_file
+from flotilla_reading.data.sources import fetch_source
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import EmbeddedBackend, EmbeddedConfig, grading_gateway
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.reading.data.collect.fates import Fate
-from services.reading.data.entries import Reason
+from flotilla_reading.data.collect.fates import Fate
+from flotilla_reading.data.entries import Reason
 from tests.support.repository import ROOT
 from tests.support.worked_examples import read_examples
 

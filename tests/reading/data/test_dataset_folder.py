@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.data_manifest import MANIFEST, read_manifest
-from services.common.tasks.task_files import TaskFileError, read_tasks
-from services.reading.data.dataset_folder import (
+from flotilla_common.tasks.data_manifest import MANIFEST, read_manifest
+from flotilla_common.tasks.task_files import TaskFileError, read_tasks
+from flotilla_reading.data.dataset_folder import (
     Origin,
     describe,
     read_parts,
     write_folder,
 )
-from services.reading.data.entries import DataError
-from services.reading.data.preparation import Wishes, prepare
-from services.reading.data.quarantine import Rule
-from services.reading.data.row_files import FileFormat
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.preparation import Wishes, prepare
+from flotilla_reading.data.quarantine import Rule
+from flotilla_reading.data.row_files import FileFormat
 from tests.reading.data.made_tasks import make_row, make_rows, to_rows
 
 RULE = Rule("gone", "", "no solution", "2026-11-28", "run 7")
@@ -158,7 +158,7 @@ def test_nothing_is_left_of_a_preparation_that_fails(
     def fail(path: Path) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
 
-    monkeypatch.setattr("services.reading.data.dataset_folder.sync_path", fail)
+    monkeypatch.setattr("flotilla_reading.data.dataset_folder.sync_path", fail)
     with pytest.raises(DataError, match="data cannot be written: the disk is full"):
         write(tmp_path / "data", "json")
     assert content(tmp_path / "data") == before

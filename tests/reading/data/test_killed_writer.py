@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.reading.data.dataset_folder import describe, read_parts, write_folder
-from services.reading.data.preparation import Wishes, prepare
-from services.reading.data.row_files import FileFormat
+from flotilla_reading.data.dataset_folder import describe, read_parts, write_folder
+from flotilla_reading.data.preparation import Wishes, prepare
+from flotilla_reading.data.row_files import FileFormat
 from tests.reading.data.made_tasks import make_rows, to_rows
 
 # What changes a folder, as Python's audit names it. A file that is opened is empty; killed at the

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_format import parse_task
-from services.reading.data.entries import Reason
-from services.reading.data.lints import find_fault
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_reading.data.entries import Reason
+from flotilla_reading.data.lints import find_fault
 from tests.reading.data.made_tasks import make_row
 
 READS = "def v(env):\n    return env.db('seed') == env.db('current')"

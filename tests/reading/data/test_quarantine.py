@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.reading.data.entries import DataError
-from services.reading.data.quarantine import parse_rules
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.quarantine import parse_rules
 
 RULE = {"key": "a", "reason": "no solution", "date": "2026-11-28", "evidence": "run 7"}
 PATTERN = {**{name: RULE[name] for name in RULE if name != "key"}, "pattern": "b-[0-9]*"}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reading.data import question_verifier
-from services.reading.data.question_verifier import final_of, plain, validate_task
+from flotilla_reading.data import question_verifier
+from flotilla_reading.data.question_verifier import final_of, plain, validate_task
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reading.data.entries import DataError, Prepared
-from services.reading.data.preparation import Wishes, prepare
-from services.reading.data.selection import Selection
-from services.reading.data.split import SplitRules
+from flotilla_reading.data.entries import DataError, Prepared
+from flotilla_reading.data.preparation import Wishes, prepare
+from flotilla_reading.data.selection import Selection
+from flotilla_reading.data.split import SplitRules
 from tests.reading.data.made_tasks import SIZES, Row, keep, keys_of, make_row, make_rows, to_rows
 from tests.support.examples import examples
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.tasks.task_files import TaskFileError, read_tasks
-from services.reading.data.entries import Entry
-from services.reading.data.row_files import format_tasks, parse_file, read_task_file
+from flotilla_common.tasks.task_files import TaskFileError, read_tasks
+from flotilla_reading.data.entries import Entry
+from flotilla_reading.data.row_files import format_tasks, parse_file, read_task_file
 from tests.reading.data.made_tasks import make_row, make_rows, to_entries, to_rows
 
 ROWS = [

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.task_files import TaskFileError
-from services.reading.data.entries import DataError
-from services.reading.data.sources import Fetched, SourceFile, fetch_source, locate_source
+from flotilla_common.tasks.task_files import TaskFileError
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.sources import Fetched, SourceFile, fetch_source, locate_source
 
 FLEETS = "v4/openenv/all_tool_use.json"
 

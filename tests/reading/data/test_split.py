@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reading.data.entries import DataError
-from services.reading.data.split import SplitRules, count_eval_tasks, find_cap, order_of
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.split import SplitRules, count_eval_tasks, find_cap, order_of
 from tests.reading.data.made_tasks import SIZES
 from tests.support.examples import examples
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.reading.demonstrations.acceptance import (
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_reading.demonstrations.acceptance import (
     Acceptance,
     AcceptanceRules,
     Candidate,

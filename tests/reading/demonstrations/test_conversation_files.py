@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from services.common.episodes.conversations import Conversation
-from services.reading.demonstrations.conversation_files import (
+from flotilla_common.episodes.conversations import Conversation
+from flotilla_reading.demonstrations.conversation_files import (
     ConversationFileError,
     FileConversations,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.episodes.conversations import (
+from flotilla_common.episodes.conversations import (
     NO_CALL,
     PARSE_ERROR,
     Conversation,
@@ -14,7 +14,7 @@ from services.common.episodes.conversations import (
     SaidReply,
     SaidTurn,
 )
-from services.reading.demonstrations.conversation_rows import (
+from flotilla_reading.demonstrations.conversation_rows import (
     ConversationRowError,
     LeftOutError,
     read_row,

@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author, Span, policy_mask
-from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.domain.trajectory import (
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import Author, Span, policy_mask
+from flotilla_common.domain.trajectory import Sequence as TokenSequence
+from flotilla_common.domain.trajectory import (
     SequenceCause,
     SequenceOrigin,
     Trajectory,
     content_digest,
 )
-from services.common.episodes.demonstrations import DemonstrationFile, read_demonstrations
-from services.common.run_folder.dump_files import rollouts_path
-from services.common.run_folder.journal_file import BEGAN_WITH
-from services.reading.demonstrations import __main__ as command
-from services.reading.demonstrations.acceptance import AcceptanceRules
-from services.reading.demonstrations.run_episodes import (
+from flotilla_common.episodes.demonstrations import DemonstrationFile, read_demonstrations
+from flotilla_common.run_folder.dump_files import rollouts_path
+from flotilla_common.run_folder.journal_file import BEGAN_WITH
+from flotilla_reading.demonstrations import __main__ as command
+from flotilla_reading.demonstrations.acceptance import AcceptanceRules
+from flotilla_reading.demonstrations.run_episodes import (
     NoDemonstrationsError,
     explain,
     make_demonstrations,

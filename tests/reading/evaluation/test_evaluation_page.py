@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_tasks
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_tasks
 from tests.support.repository import ROOT
 from tests.support.scripted_model import Say, call, serve_model
 from tests.support.worked_examples import read_examples

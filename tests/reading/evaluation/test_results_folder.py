@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.reading.evaluation.evaluated_attempts import EvaluationError
-from services.reading.evaluation.results_folder import (
+from flotilla_reading.evaluation.evaluated_attempts import EvaluationError
+from flotilla_reading.evaluation.results_folder import (
     EvaluationSettings,
     RecordedAttempt,
     open_results,

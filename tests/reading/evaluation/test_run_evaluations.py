@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import FailureKind
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
-from services.reading.evaluation.run_evaluations import list_evaluations, read_evaluation
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_reading.evaluation.evaluated_attempts import EvaluationError, rewards_by_task
+from flotilla_reading.evaluation.run_evaluations import list_evaluations, read_evaluation
 from tests.reading.inspector.made_runs import (
     MadeAttempt,
     conversation,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.common.domain.task_means import mean_interval
-from services.reading.evaluation.evaluated_attempts import EvaluatedAttempt, rewards_by_task
-from services.reading.evaluation.scores import score_evaluation
+from flotilla_common.domain.task_means import mean_interval
+from flotilla_reading.evaluation.evaluated_attempts import EvaluatedAttempt, rewards_by_task
+from flotilla_reading.evaluation.scores import score_evaluation
 
 
 def attempts(env: str, key: str, *rewards: float | None) -> list[EvaluatedAttempt]:

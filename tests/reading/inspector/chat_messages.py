@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 from tokenizers import Encoding
 
-from services.common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Media
+from flotilla_common.domain.messages import ChatCall, ChatMessage, TokenText, encode_messages
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Media
 
 _SHOWN = re.compile(
     r"<\|im_start\|>(?P<role>system|user)\n(?P<tool><tool_response>\n)?(?P<content>.*?)"

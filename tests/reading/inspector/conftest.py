@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from services.common.domain.attempts import FailureKind
-from services.reading.analysis.analysis_files import write_analysis
-from services.reading.analysis.run_analysis import analyze_run
+from flotilla_common.domain.attempts import FailureKind
+from flotilla_reading.analysis.analysis_files import write_analysis
+from flotilla_reading.analysis.run_analysis import analyze_run
 from tests.reading.analysis.episode_rows import call, row, says, write_evaluation
 from tests.reading.inspector.made_runs import (
     MadeAttempt,

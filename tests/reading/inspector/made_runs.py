@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import (
+from flotilla_common.domain.attempts import AttemptKey, FailureKind, Purpose, StopReason
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import (
     Counts,
     Facts,
     Media,
@@ -23,17 +23,17 @@ from services.common.domain.trajectory import (
     TurnTiming,
     content_digest,
 )
-from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.run_folder.token_stats import (
+from flotilla_common.domain.trajectory import Sequence as TokenSequence
+from flotilla_common.run_folder.token_stats import (
     SequenceStats,
     StepStats,
     encode_stats,
     stats_path,
 )
-from services.learner.group_types import EndedGroup, GroupSpec, Lease
-from services.learner.journal.schema import Plan
-from services.learner.journal.store import Journal, open_journal
-from services.learner.sampling.tasks import Task
+from flotilla_learner.group_types import EndedGroup, GroupSpec, Lease
+from flotilla_learner.journal.schema import Plan
+from flotilla_learner.journal.store import Journal, open_journal
+from flotilla_learner.sampling.tasks import Task
 from tests.reading.inspector.chat_messages import record_messages
 
 T = TypeVar("T")

@@ -46,7 +46,7 @@ def inspector_command(program: str, *arguments: str) -> tuple[str, ...]:
 @contextmanager
 def serving(runs: Path, *arguments: str) -> Generator[ServedPages]:
     """Start the program; it ends with its standard input."""
-    command = inspector_command("services.reading.inspector", "--runs", str(runs))
+    command = inspector_command("flotilla_reading.inspector", "--runs", str(runs))
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
     with started([*command, "--end-with-stdin", *arguments], env=environ) as (process, line):
         yield ServedPages(json.loads(line)["url"], process)

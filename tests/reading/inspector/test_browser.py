@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.run_folder.token_stats import read_token_stats, stats_path
-from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
-from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.bundle import BundleMaker
-from services.reading.inspector.queries.run_library import RunLibrary
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.run_folder.token_stats import read_token_stats, stats_path
+from flotilla_reading.inspector.adapters.rendering import STATIC, PageRenderer
+from flotilla_reading.inspector.adapters.token_texts import load_run_tokenizer
+from flotilla_reading.inspector.bundle import BundleMaker
+from flotilla_reading.inspector.queries.run_library import RunLibrary
 from tests.reading.inspector.made_runs import (
     LONG_WORD,
     RUN,

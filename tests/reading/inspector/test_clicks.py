@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.common.episodes.episode_text import EpisodeCall
-from services.reading.inspector.pages.clicks import mark_call
+from flotilla_common.episodes.episode_text import EpisodeCall
+from flotilla_reading.inspector.pages.clicks import mark_call
 
 RELATIVE = "Coordinates are [x, y] with x from 0 to 999 and y from 0 to 999, whatever the size."
 NORMALIZED = "Coordinates are x and y, numbers from 0 to 1 of the screen's width and height."

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from services.common.run_folder.dump_files import rollouts_path
-from services.learner.imitation.step_schedule import StepSchedule
-from services.learner.types import StepTokens
-from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
-from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.bundle import BundleMaker
-from services.reading.inspector.queries.run_library import RunLibrary
+from flotilla_common.run_folder.dump_files import rollouts_path
+from flotilla_learner.imitation.step_schedule import StepSchedule
+from flotilla_learner.types import StepTokens
+from flotilla_reading.inspector.adapters.rendering import STATIC, PageRenderer
+from flotilla_reading.inspector.adapters.token_texts import load_run_tokenizer
+from flotilla_reading.inspector.bundle import BundleMaker
+from flotilla_reading.inspector.queries.run_library import RunLibrary
 from tests.learner.dumps.dumped_run import IMITATED, PER_STEP, STEPS, imitated_run, setup_of
 from tests.reading.inspector.made_runs import run_apart
 from tests.reading.inspector.served_pages import (

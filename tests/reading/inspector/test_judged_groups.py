@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import AttemptKey, Purpose, StopReason
-from services.common.domain.trajectory import Trajectory, content_digest
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.run_folder.trajectory_tables import put_trajectory, trajectory_row
-from services.learner.group_types import GroupSpec, GroupVerdict
-from services.learner.journal.row_codec import put_group
-from services.learner.journal.schema import TABLES
-from services.learner.journal.verdict_tables import put_verdict
-from services.learner.sampling.tasks import Task
-from services.reading.attempt_filter import AttemptFilter
-from services.reading.inspector.queries.group_rows import GroupRow, group_rows, with_tries
+from flotilla_common.domain.attempts import AttemptKey, Purpose, StopReason
+from flotilla_common.domain.trajectory import Trajectory, content_digest
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.run_folder.trajectory_tables import put_trajectory, trajectory_row
+from flotilla_learner.group_types import GroupSpec, GroupVerdict
+from flotilla_learner.journal.row_codec import put_group
+from flotilla_learner.journal.schema import TABLES
+from flotilla_learner.journal.verdict_tables import put_verdict
+from flotilla_learner.sampling.tasks import Task
+from flotilla_reading.attempt_filter import AttemptFilter
+from flotilla_reading.inspector.queries.group_rows import GroupRow, group_rows, with_tries
 
 KEYS = [AttemptKey("g", index, 0) for index in range(2)]
 

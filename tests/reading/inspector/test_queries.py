@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.common.run_folder.token_stats import stats_path
-from services.learner.journal.schema import TABLES
-from services.reading.attempt_filter import AttemptFilter
-from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.queries import (
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.run_folder.token_stats import stats_path
+from flotilla_learner.journal.schema import TABLES
+from flotilla_reading.attempt_filter import AttemptFilter
+from flotilla_reading.inspector.adapters.token_texts import load_run_tokenizer
+from flotilla_reading.inspector.queries import (
     attempt_search,
     live_board,
     step_pages,
     task_groups,
 )
-from services.reading.inspector.queries.attempt_search import AttemptSearch
-from services.reading.inspector.queries.run_folders import read_journal
-from services.reading.inspector.queries.run_library import RunLibrary
-from services.reading.metric_series import MetricSeries
-from services.rollout.dialects import full
+from flotilla_reading.inspector.queries.attempt_search import AttemptSearch
+from flotilla_reading.inspector.queries.run_folders import read_journal
+from flotilla_reading.inspector.queries.run_library import RunLibrary
+from flotilla_reading.metric_series import MetricSeries
+from flotilla_rollout.dialects import full
 from tests.reading.inspector.made_runs import (
     RUN,
     MadeAttempt,
@@ -242,7 +242,7 @@ def test_a_journal_of_another_schema_is_a_problem_in_the_list(tmp_path: Path) ->
 
 
 def test_a_run_that_a_learner_locks_is_running(tmp_path: Path) -> None:
-    from services.learner.journal.store import lock_journal
+    from flotilla_learner.journal.store import lock_journal
 
     run = run_apart(_made_run(tmp_path / "runs"))
     (run.folder / "spec.json").write_text(json.dumps({"learner": {"steps": 2}}))

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Media
-from services.reading.inspector.adapters.rendering import STATIC, PageRenderer
-from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.bundle import BundleMaker
-from services.reading.inspector.queries.run_library import RunLibrary
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Media
+from flotilla_reading.inspector.adapters.rendering import STATIC, PageRenderer
+from flotilla_reading.inspector.adapters.token_texts import load_run_tokenizer
+from flotilla_reading.inspector.bundle import BundleMaker
+from flotilla_reading.inspector.queries.run_library import RunLibrary
 from tests.reading.inspector.made_runs import (
     RUN,
     MadeAttempt,

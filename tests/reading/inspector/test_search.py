@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.common.domain.attempts import FailureKind, StopReason
-from services.reading.inspector.adapters.token_texts import load_run_tokenizer
-from services.reading.inspector.pages.links import ServerLinks
-from services.reading.inspector.pages.search import search_page
-from services.reading.inspector.pages.tasks import compare_page, task_page
-from services.reading.inspector.queries import attempt_search, task_groups
-from services.reading.inspector.queries.attempt_search import SearchResult
-from services.reading.inspector.queries.run_folders import read_journal
-from services.reading.inspector.queries.run_library import RunLibrary
+from flotilla_common.domain.attempts import FailureKind, StopReason
+from flotilla_reading.inspector.adapters.token_texts import load_run_tokenizer
+from flotilla_reading.inspector.pages.links import ServerLinks
+from flotilla_reading.inspector.pages.search import search_page
+from flotilla_reading.inspector.pages.tasks import compare_page, task_page
+from flotilla_reading.inspector.queries import attempt_search, task_groups
+from flotilla_reading.inspector.queries.attempt_search import SearchResult
+from flotilla_reading.inspector.queries.run_folders import read_journal
+from flotilla_reading.inspector.queries.run_library import RunLibrary
 from tests.reading.inspector.made_runs import (
     RUN,
     MadeAttempt,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from services.reading.inspector.adapters.rendering import PAGES, STATIC
+from flotilla_reading.inspector.adapters.rendering import PAGES, STATIC
 from tests.support.repository import ROOT
 
 UPLOT = STATIC / "vendor/uplot"

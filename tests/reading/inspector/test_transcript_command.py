@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.token_authors import Author, policy_mask
-from services.reading.inspector.queries.run_folders import read_journal
-from services.reading.inspector.queries.transcript_attempts import (
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_reading.inspector.queries.run_folders import read_journal
+from flotilla_reading.inspector.queries.transcript_attempts import (
     TranscriptSubject,
     read_attempts,
     sample_place,
@@ -49,7 +49,7 @@ print(done.returncode, used.ru_utime, used.ru_maxrss)
 def write_transcript(
     run: Path, to: Path, *what: str, by: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    program = "services.reading.inspector.transcript_command"
+    program = "flotilla_reading.inspector.transcript_command"
     command = [*by, *inspector_command(program, "--run", str(run), *what, "--to", str(to))]
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}", "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)

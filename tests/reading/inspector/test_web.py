@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from services.common.process.python_command import python_command
-from services.reading.analysis.documents import STYLE
-from services.reading.inspector.__main__ import main
+from flotilla_common.process.python_command import python_command
+from flotilla_reading.analysis.documents import STYLE
+from flotilla_reading.inspector.__main__ import main
 from tests.reading.inspector.made_runs import RUN, MadeRun
 from tests.reading.inspector.served_pages import ServedPages, serving
 from tests.support.process_forge import fork_of
@@ -160,7 +160,7 @@ def test_an_open_page_holds_its_group_and_the_end_of_standard_input_releases_it(
 
 
 def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = python_command("-m", "services.reading.inspector", *arguments)
+    command = python_command("-m", "flotilla_reading.inspector", *arguments)
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}", "PATH": ""}
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def write_here(run: Path, to: Path, *what: str) -> int:
     """Run the program that writes a transcript in a thread of its own; return its exit code."""
     # Every worker imports all tests: Inspect is imported where it is used.
-    from services.reading.inspector import transcript_command
+    from flotilla_reading.inspector import transcript_command
 
     arguments = ["--run", str(run), *what, "--to", str(to)]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reading.own_tools.arguments import Draw, UndrawableError
-from services.reading.own_tools.values import ValuePool, is_harmless, leaves_of
+from flotilla_reading.own_tools.arguments import Draw, UndrawableError
+from flotilla_reading.own_tools.values import ValuePool, is_harmless, leaves_of
 
 
 def draw(tool: str, properties: Any, pool: ValuePool | None = None, **more: Any) -> dict[str, Any]:

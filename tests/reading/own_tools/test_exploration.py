@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from services.reading.own_tools.exploration import explore
-from services.reading.play.ports import CallResult, Grade, OfferedTool, Opening
+from flotilla_reading.own_tools.exploration import explore
+from flotilla_reading.play.ports import CallResult, Grade, OfferedTool, Opening
 
 NOW = f"{datetime.now(UTC):%a %b %d %Y %H:%M:%S}"
 ANSWERS = {

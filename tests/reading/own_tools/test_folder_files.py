@@ -8,16 +8,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reading.own_tools.folder_files import (
+from flotilla_reading.own_tools.folder_files import (
     FolderPlan,
     ServerWish,
     server_name,
     task_files,
     write_spec,
 )
-from services.reading.own_tools.task_making import MadeTask
-from services.reading.own_tools.toml_text import to_toml
-from services.reading.play.solutions import SolutionCall
+from flotilla_reading.own_tools.task_making import MadeTask
+from flotilla_reading.own_tools.toml_text import to_toml
+from flotilla_reading.play.solutions import SolutionCall
 
 PLAN = FolderPlan("own", (ServerWish("files", ("serve", "{episode_dir}")),), True, True, True)
 

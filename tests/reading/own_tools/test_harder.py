@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.reading.own_tools.exploration import Surroundings
-from services.reading.own_tools.harder import ask_for_calls, read_calls
-from services.reading.own_tools.observations import Probe
-from services.reading.own_tools.values import ValuePool
-from services.reading.play.ports import OfferedTool
+from flotilla_reading.own_tools.exploration import Surroundings
+from flotilla_reading.own_tools.harder import ask_for_calls, read_calls
+from flotilla_reading.own_tools.observations import Probe
+from flotilla_reading.own_tools.values import ValuePool
+from flotilla_reading.play.ports import OfferedTool
 
 TEXT = {"type": "string"}
 FOUND = Surroundings(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.common.spec.spec_loading import load_spec
-from services.launcher.control.spec_check import check_tables
-from services.launcher.run_spec import parse_spec
-from services.reading.own_tools.folder_files import FolderPlan, ServerWish, write_spec
-from services.reading.own_tools.laptop_spec import SPEC, Lengths, write_laptop_spec
-from services.reading.own_tools.toml_text import to_toml
+from flotilla_common.spec.config import canonical_json
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.control.spec_check import check_tables
+from flotilla_launcher.run_spec import parse_spec
+from flotilla_reading.own_tools.folder_files import FolderPlan, ServerWish, write_spec
+from flotilla_reading.own_tools.laptop_spec import SPEC, Lengths, write_laptop_spec
+from flotilla_reading.own_tools.toml_text import to_toml
 
 LENGTHS = Lengths(prompt=200, demonstration=300, turn=50, turns=4)
 HOSTILE = 'a"b\\c\n[policy]\x7f{seed} \u2028 ünicode'

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.reading.own_tools.observations import expect, is_met, observe
+from flotilla_reading.own_tools.observations import expect, is_met, observe
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.reading.own_tools.prose import ask_for_prose, read_prose
-from services.reading.own_tools.task_making import MadeTask
-from services.reading.play.solutions import SolutionCall
+from flotilla_reading.own_tools.prose import ask_for_prose, read_prose
+from flotilla_reading.own_tools.task_making import MadeTask
+from flotilla_reading.play.solutions import SolutionCall
 
 TASK = MadeTask(
     'Write "no milk" into the file a.txt.',

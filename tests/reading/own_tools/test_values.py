@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.reading.own_tools.values import ValuePool, is_harmless, kind_of, split_name
+from flotilla_reading.own_tools.values import ValuePool, is_harmless, kind_of, split_name
 
 
 @pytest.mark.parametrize("text", ["inbox/ann.txt", "Asia/Tokyo", "two words", "Zoë", "a-1"])

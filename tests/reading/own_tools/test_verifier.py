@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.reading.own_tools.written.verifier import answers_as, lines_of, verify
+from flotilla_reading.own_tools.written.verifier import answers_as, lines_of, verify
 
 
 class ToolError(Exception):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.reading.own_tools.wording import write_prompt
-from services.reading.play.solutions import SolutionCall
+from flotilla_reading.own_tools.wording import write_prompt
+from flotilla_reading.play.solutions import SolutionCall
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.reading.plots.curve_plot import Panel, PlotLine, draw_panels
+from flotilla_reading.plots.curve_plot import Panel, PlotLine, draw_panels
 
 
 def test_names_are_shown_as_they_are_and_panels_without_points_are_left_out(tmp_path: Path) -> None:

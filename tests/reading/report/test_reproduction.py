@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.reading.metric_series import MetricSeries
-from services.reading.report.reproduction import list_commands
-from services.reading.report.run_facts import ReportedRun
+from flotilla_reading.metric_series import MetricSeries
+from flotilla_reading.report.reproduction import list_commands
+from flotilla_reading.report.run_facts import ReportedRun
 
 SPEC: dict[str, Any] = {
     "learner": {"data": "build/data/manifest.json"},

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from services.reading.statistics import paired
-from services.reading.statistics.paired import (
+from flotilla_reading.statistics import paired
+from flotilla_reading.statistics.paired import (
     compare_paired,
     difference_interval,
     sign_change_p,

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AddedToken, PreTrainedModel
 
-from services.common.domain.attempts import StopReason
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.domain.trajectory import Sequence
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.ports import Engine
-from services.rollout.types import Sampling
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.domain.trajectory import Sequence
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.ports import Engine
+from flotilla_rollout.types import Sampling
 from tests.rollout.dialects.templates import chatml, tokenizer_with
 from tests.support.rollout import FakeEnvironment, attempt, limits
 from tests.support.tiny_model import reference_logprobs

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from services.common.images.picture import ShownPicture
-from services.common.images.pixels import PixelReader
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.types import Completion, Sampling
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.types import Completion, Sampling
 from tests.rollout.adapters.tiny_engines import NEVER, TOLERANCE, tiny_config
 from tests.support.tiny_model import publish
 from tests.support.vision_models import (

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.adapter_targets import list_adapter_targets
-from services.rollout.adapters.vllm_adapter_request import padded_rank
-from services.rollout.adapters.vllm_options import ServedModel, engine_options
-from services.rollout.config.rollout import EngineConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.adapter_targets import list_adapter_targets
+from flotilla_rollout.adapters.vllm_adapter_request import padded_rank
+from flotilla_rollout.adapters.vllm_options import ServedModel, engine_options
+from flotilla_rollout.config.rollout import EngineConfig
 
 
 def options(folder: Path, device: str, rank: int | None) -> dict[str, object]:

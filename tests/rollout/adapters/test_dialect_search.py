@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from services.common.process.child_environment import child_environment
-from services.common.process.python_command import python_command
-from services.rollout.adapters.dialect_search import Found, describe_settings, find_settings
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.python_command import python_command
+from flotilla_rollout.adapters.dialect_search import Found, describe_settings, find_settings
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
 from tests.rollout.dialects.template_corpus import tokenizer_of
 from tests.rollout.dialects.templates import (
     NATIVE_CALLS,
@@ -107,7 +107,7 @@ def test_the_check_of_a_spec_names_the_parser_of_vllm_that_plays_the_model(tmp_p
     fast.save_pretrained(model)
     Qwen3Config(vocab_size=len(fast)).save_pretrained(model)
     (tmp_path / "run.toml").write_text(SPEC.format(model=model))
-    words = ("services.rollout", "--config", str(tmp_path / "run.toml"), "--check-config")
+    words = ("flotilla_rollout", "--config", str(tmp_path / "run.toml"), "--check-config")
     checked = subprocess.run(
         python_command("-m", *words),
         capture_output=True,

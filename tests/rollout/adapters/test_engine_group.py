@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.domain.policy import PolicyId
-from services.common.images.picture import ShownPicture
-from services.rollout.adapters.engine_group import EngineGroup
-from services.rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
-from services.rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.images.picture import ShownPicture
+from flotilla_rollout.adapters.engine_group import EngineGroup
+from flotilla_rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
+from flotilla_rollout.types import Completion, MemoryPeak, PolicySpan, Publication, Sampling
 
 PROMPT = np.arange(3, dtype=np.int32)
 OLD, NEW = PolicyId(1, 1, b"old"), PolicyId(1, 2, b"new")

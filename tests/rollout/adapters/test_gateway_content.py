@@ -16,15 +16,15 @@ from PIL import Image
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
-from services.common.domain.attempts import AttemptKey, ToolOutcome
-from services.common.images.made_pictures import plain_picture
-from services.common.images.picture import Picture
-from services.common.images.vision_family import VisionFamily
-from services.common.rpc import rpc
-from services.rollout.adapters import gateway_content
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.ports import EnvironmentLost
-from services.rollout.types import OpenRequest, ToolResult
+from flotilla_common.domain.attempts import AttemptKey, ToolOutcome
+from flotilla_common.images.made_pictures import plain_picture
+from flotilla_common.images.picture import Picture
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_common.rpc import rpc
+from flotilla_rollout.adapters import gateway_content
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.ports import EnvironmentLost
+from flotilla_rollout.types import OpenRequest, ToolResult
 from tests.common.images.odd_pictures import KEPT, ODD, RED, odd_file
 from tests.support.fake_peers import TOKEN, FakeGateway, refuse, served
 from tests.support.vision_family import make_family

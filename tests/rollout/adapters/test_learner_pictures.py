@@ -10,27 +10,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import AttemptKey, StopReason
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import (
+from flotilla_common.domain.attempts import AttemptKey, StopReason
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import (
     Media,
     Trajectory,
     content_digest,
 )
-from services.common.domain.trajectory import (
+from flotilla_common.domain.trajectory import (
     Sequence as Sampled,
 )
-from services.common.images.picture import Picture
-from services.common.images.placeholders import expand_pictures
-from services.common.rpc import rpc
-from services.common.run_folder.journal_file import JOURNAL_FILE
-from services.common.weights.fingerprint import TokenizerDigests
-from services.rollout.adapters import learner as adapter
-from services.rollout.adapters.learner import GroupClient
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.ports import LearnerRefused
-from services.rollout.types import Lease
-from services.wire.policy import decode_policy
+from flotilla_common.images.picture import Picture
+from flotilla_common.images.placeholders import expand_pictures
+from flotilla_common.rpc import rpc
+from flotilla_common.run_folder.journal_file import JOURNAL_FILE
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_common.wire.policy import decode_policy
+from flotilla_rollout.adapters import learner as adapter
+from flotilla_rollout.adapters.learner import GroupClient
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.ports import LearnerRefused
+from flotilla_rollout.types import Lease
 from tests.learner.run.test_train_loop import query
 from tests.support.learner import TOKEN, TOKENIZER, FakeWorker, learner, make_config
 from tests.support.pictures import FAMILY, draw_picture

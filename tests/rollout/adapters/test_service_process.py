@@ -6,23 +6,23 @@ from pathlib import Path
 
 from transformers import Qwen3Config
 
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 from tests.support.model_hub import FIRST, ModelHub, model_hub
 from tests.support.repository import ROOT
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 CODE = """
 import sys
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.rollout.__main__ import check_here, prepare_service_use
-from services.rollout.config.rollout import EngineConfig, RolloutConfig
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_rollout.__main__ import check_here, prepare_service_use
+from flotilla_rollout.config.rollout import EngineConfig, RolloutConfig
 
 engine = EngineConfig(kind="tinker")
 config = RolloutConfig(max_input_length=8, max_generate_length=8, engine=engine)
 shared = SharedConfig(name="x", policy=PolicyConfig(model="org/model", max_model_len=64))
 print(check_here(shared, config))
 use = prepare_service_use(shared, config)
-from services.rollout.adapters.model_files import read_model_files
-from services.rollout.adapters.tinker_engine import TinkerEngine
+from flotilla_rollout.adapters.model_files import read_model_files
+from flotilla_rollout.adapters.tinker_engine import TinkerEngine
 model = read_model_files(shared, config)
 print(sorted(path.name for path in model.folder.iterdir()))
 print(sys.modules["torch"], "vllm" in sys.modules)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.stop_tokens import check_stop_ids, read_eos_ids
 
 
 def folder_with(folder: Path, content: object) -> Path:

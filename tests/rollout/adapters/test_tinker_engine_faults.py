@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import TinkerConfig
-from services.rollout.adapters import tinker_engine
-from services.rollout.adapters.tinker_engine import TinkerEngine
-from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import Completion, Sampling
-from services.rollout.work.service_use import ServiceUse
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import TinkerConfig
+from flotilla_rollout.adapters import tinker_engine
+from flotilla_rollout.adapters.tinker_engine import TinkerEngine
+from flotilla_rollout.ports import EngineDead, EngineError, RequestAborted
+from flotilla_rollout.types import Completion, Sampling
+from flotilla_rollout.work.service_use import ServiceUse
 from tests.rollout.adapters.tinker_turns import (
     CANARY,
     COLLECTED,

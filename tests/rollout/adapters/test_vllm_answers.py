@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.rollout.adapters.vllm_answers import sampled_among_candidates
+from flotilla_rollout.adapters.vllm_answers import sampled_among_candidates
 
 GONE = -math.inf
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters import vllm_arguments
-from services.rollout.adapters.vllm_arguments import check_engine_options, parse_arguments
-from services.rollout.adapters.vllm_options import ServedModel, set_environment
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.engine_options import OWN_KEYS, REASONS
-from services.rollout.config.rollout import EngineConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters import vllm_arguments
+from flotilla_rollout.adapters.vllm_arguments import check_engine_options, parse_arguments
+from flotilla_rollout.adapters.vllm_options import ServedModel, set_environment
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.engine_options import OWN_KEYS, REASONS
+from flotilla_rollout.config.rollout import EngineConfig
 from tests.support.tiny_model import make_model
 
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
-from services.rollout.ports import Dialect
-from services.rollout.types import Tool
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.rehearsal import rehearse_dialect
+from flotilla_rollout.dialects.turns import ParseError, ToolCall, Turn
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.families import FAMILIES, REAL, Family
 from tests.rollout.dialects.stages import Stage
 from tests.support.rollout import tokenizer

@@ -10,20 +10,20 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from services.common.images.vision_family import load_vision_family
-from services.common.rpc.errors import ConfigError
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.rollout.adapters.vllm_answers import check_completion
-from services.rollout.adapters.vllm_experts import EngineExperts
-from services.rollout.adapters.vllm_options import (
+from flotilla_common.images.vision_family import load_vision_family
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_rollout.adapters.vllm_answers import check_completion
+from flotilla_rollout.adapters.vllm_experts import EngineExperts
+from flotilla_rollout.adapters.vllm_options import (
     ServedModel,
     engine_options,
     refuse_foreign_torchvision,
     set_environment,
 )
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import EngineError
-from services.rollout.types import Completion, PolicySpan, Sampling
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import EngineError
+from flotilla_rollout.types import Completion, PolicySpan, Sampling
 from tests.support.rollout import POLICY
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from services.common.domain.policy import PolicyId
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.ports import EngineDead
-from services.rollout.types import Publication
+from flotilla_common.domain.policy import PolicyId
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.ports import EngineDead
+from flotilla_rollout.types import Publication
 
 LOADING = ("pause", "load_flotilla_weights", "version", "reset", "resume")
 RECEIVING = ("init", "pause", "start", "update", "judge_flotilla_transfer", "finish", "version")

@@ -14,12 +14,12 @@ import pytest_asyncio
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from services.common.domain.policy import PolicyId
-from services.rollout.adapters import vllm
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_requests import run_request
-from services.rollout.ports import EngineDead
-from services.rollout.types import Completion, Publication, Sampling
+from flotilla_common.domain.policy import PolicyId
+from flotilla_rollout.adapters import vllm
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_requests import run_request
+from flotilla_rollout.ports import EngineDead
+from flotilla_rollout.types import Completion, Publication, Sampling
 from tests.rollout.adapters.real_attempts import (
     check_attempt_that_time_cuts,
     check_thinking_budget,

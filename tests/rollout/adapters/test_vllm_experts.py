@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.ports import Engine
-from services.rollout.types import Publication, Sampling
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.episodes.transcript import Transcript
+from flotilla_rollout.ports import Engine
+from flotilla_rollout.types import Publication, Sampling
 from tests.rollout.adapters.tiny_engines import NEVER
 from tests.support.tiny_model import make_sparse_model, perturbed, publish
 

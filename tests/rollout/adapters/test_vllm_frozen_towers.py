@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.common.spec.spec import VisionConfig
-from services.rollout.ports import EngineDead
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_rollout.ports import EngineDead
 from tests.rollout.adapters.seeing_engines import Shown, check_requests_in_flight, serving
 from tests.rollout.adapters.tiny_engines import TOLERANCE
 from tests.support.adapted_learner import RANK, AdaptedLearner

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.rollout.adapters.vllm_answers import sampled_among_candidates
-from services.rollout.adapters.vllm_logprobs import correct_sampler, exact_log_softmax
+from flotilla_rollout.adapters.vllm_answers import sampled_among_candidates
+from flotilla_rollout.adapters.vllm_logprobs import correct_sampler, exact_log_softmax
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 

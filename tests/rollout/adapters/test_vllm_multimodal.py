@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from services.common.models.multimodal_models import TRAINED_TYPES
-from services.rollout.types import Publication, Sampling
+from flotilla_common.models.multimodal_models import TRAINED_TYPES
+from flotilla_rollout.types import Publication, Sampling
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.multimodal_models import make_multimodal
 from tests.support.tiny_model import perturbed, publish, reference_logprobs

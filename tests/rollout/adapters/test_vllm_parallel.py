@@ -14,8 +14,8 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from services.rollout.ports import Engine
-from services.rollout.types import Publication, Sampling
+from flotilla_rollout.ports import Engine
+from flotilla_rollout.types import Publication, Sampling
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.process_commands import command_of
 from tests.support.tiny_model import make_sparse_model, perturbed, publish, reference_logprobs

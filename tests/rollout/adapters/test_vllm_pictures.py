@@ -16,14 +16,14 @@ import pytest_asyncio
 import torch
 from transformers import PreTrainedModel
 
-from services.common.images.picture import PlacedPicture, ShownPicture
-from services.common.images.pixels import PixelReader, Pixels
-from services.common.images.vision_family import load_vision_family
-from services.common.spec.spec import VisionConfig
-from services.rollout.adapters.vllm_pictures import EnginePictures, read_pictures
-from services.rollout.ports import EngineError
-from services.rollout.types import Sampling
-from services.rollout.work.burn_in import end_with_picture
+from flotilla_common.images.picture import PlacedPicture, ShownPicture
+from flotilla_common.images.pixels import PixelReader, Pixels
+from flotilla_common.images.vision_family import load_vision_family
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_rollout.adapters.vllm_pictures import EnginePictures, read_pictures
+from flotilla_rollout.ports import EngineError
+from flotilla_rollout.types import Sampling
+from flotilla_rollout.work.burn_in import end_with_picture
 from tests.rollout.adapters.seeing_engines import Shown, check_requests_in_flight, serving
 from tests.rollout.adapters.test_vllm_transfer import offered, sending
 from tests.rollout.adapters.tiny_engines import TOLERANCE

@@ -43,7 +43,7 @@ class Worker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, experts: int = 300, kept: int = 2) -> None:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-        from services.rollout.adapters import vllm_routing
+        from flotilla_rollout.adapters import vllm_routing
 
         shape: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
         groups = [

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import StopReason, ToolOutcome
-from services.common.domain.token_authors import policy_mask
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture import Picture, PlacedPicture, ShownPicture
-from services.common.images.picture_files import read_picture
-from services.common.images.pixels import PixelReader
-from services.common.images.vision_family import VisionFamily, load_vision_family
-from services.common.spec.spec import PolicyConfig, VisionConfig
-from services.rollout.adapters.tokenizer import load_tokenizer
-from services.rollout.adapters.vllm import VllmEngine
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.turns import ToolCall, Turn
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.types import Sampling, Tool, ToolResult
+from flotilla_common.domain.attempts import StopReason, ToolOutcome
+from flotilla_common.domain.token_authors import policy_mask
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture import Picture, PlacedPicture, ShownPicture
+from flotilla_common.images.picture_files import read_picture
+from flotilla_common.images.pixels import PixelReader
+from flotilla_common.images.vision_family import VisionFamily, load_vision_family
+from flotilla_common.spec.spec import PolicyConfig, VisionConfig
+from flotilla_rollout.adapters.tokenizer import load_tokenizer
+from flotilla_rollout.adapters.vllm import VllmEngine
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.turns import ToolCall, Turn
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.types import Sampling, Tool, ToolResult
 from tests.rollout.adapters.tiny_engines import TOLERANCE, tiny_config
 from tests.support.rollout import FACTS, FakeEnvironment, FakeEpisode, attempt, limits
 from tests.support.tiny_model import publish

@@ -11,7 +11,7 @@ LATE = """
 import sys
 from transformers import AutoTokenizer
 from transformers.models import qwen2_vl
-from services.rollout.adapters.vllm_stand_ins import use_stand_ins
+from flotilla_rollout.adapters.vllm_stand_ins import use_stand_ins
 
 print(use_stand_ins() is not None)
 from transformers import AutoProcessor

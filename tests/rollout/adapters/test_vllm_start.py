@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters import vllm, vllm_process
-from services.rollout.adapters.engine_group import EngineGroup
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters import vllm, vllm_process
+from flotilla_rollout.adapters.engine_group import EngineGroup
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
 from tests.support.waiting import until
 
 

@@ -19,15 +19,15 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from services.common.process.python_command import python_command
-from services.common.weights.fingerprint import TensorEntry
-from services.common.weights.weight_transfer import TransferSettings
-from services.learner.types import Publication as Written
-from services.learner.weights import publication_child
-from services.learner.weights.publication_child import PublicationChild
-from services.learner.weights.sender_config import WeightSenderConfig
-from services.rollout.ports import Engine, TransportFailed, WeightsTorn
-from services.rollout.types import Completion, Publication
+from flotilla_common.process.python_command import python_command
+from flotilla_common.weights.fingerprint import TensorEntry
+from flotilla_common.weights.weight_transfer import TransferSettings
+from flotilla_learner.types import Publication as Written
+from flotilla_learner.weights import publication_child
+from flotilla_learner.weights.publication_child import PublicationChild
+from flotilla_learner.weights.sender_config import WeightSenderConfig
+from flotilla_rollout.ports import Engine, TransportFailed, WeightsTorn
+from flotilla_rollout.types import Completion, Publication
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE, start_tiny_engine
 from tests.support.process_forge import ProcessForge
 from tests.support.tiny_model import load_model, make_kind, perturbed, publish, reference_logprobs
@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-SENDER = "services.learner.weights.adapters.weight_sender"
+SENDER = "flotilla_learner.weights.adapters.weight_sender"
 FAILING = "tests.support.failing_sender"
 PIECE_BYTES = 1 << 16
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.domain.policy import PolicyId
-from services.rollout.ports import EngineDead
-from services.rollout.types import Completion
+from flotilla_common.domain.policy import PolicyId
+from flotilla_rollout.ports import EngineDead
+from flotilla_rollout.types import Completion
 from tests.rollout.adapters.test_vllm_transfer import FAILING, Served, offered, sending, serving
 from tests.rollout.adapters.tiny_engines import PROMPT
 from tests.support.process_commands import command_of

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tinker
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import TinkerConfig
-from services.common.weights.sampler_reference import write_reference
-from services.rollout.adapters.tinker_engine import TinkerEngine
-from services.rollout.types import Publication
-from services.rollout.work.service_use import ServiceUse
-from services.tinker.types import SampleOrder, SampleResult
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import TinkerConfig
+from flotilla_common.weights.sampler_reference import write_reference
+from flotilla_rollout.adapters.tinker_engine import TinkerEngine
+from flotilla_rollout.types import Publication
+from flotilla_rollout.work.service_use import ServiceUse
+from flotilla_tinker.types import SampleOrder, SampleResult
 from tests.support.faulty_tinker import FaultyTinker, faulty_tinker
 from tests.support.tinker_front import KEY, serving_front
 from tests.support.tinker_sessions import end_sessions

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import Engine
 
 # The largest allowed distance of an engine's float32 logprobs from the model's.
 TOLERANCE = 1e-4

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.api.codec import encode_grade
-from services.rollout.api.codec import grade_from_pb, tool_result_from_pb
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.api.codec import encode_grade
+from flotilla_rollout.api.codec import grade_from_pb, tool_result_from_pb
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The alarm about a service that answers nobody."""
 
-from services.rollout.api.service_alarm import list_alarms
-from services.rollout.work.service_use import ServiceUse
+from flotilla_rollout.api.service_alarm import list_alarms
+from flotilla_rollout.work.service_use import ServiceUse
 
 
 def test_a_wait_of_a_minute_is_an_alarm_until_the_service_answers() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.rollout.config.rollout import EngineConfig, RolloutConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_rollout.config.rollout import EngineConfig, RolloutConfig
 
 
 def engine(**keys: Any) -> EngineConfig:

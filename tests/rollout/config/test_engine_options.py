@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import SharedConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import SharedConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 
 
 def engine(options: dict[str, Any], **keys: Any) -> RolloutConfig:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.rollout.config.sampling import SamplingProcessConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_rollout.config.sampling import SamplingProcessConfig
 
 SHARED = SharedConfig(name="x", policy=PolicyConfig(model="m", max_model_len=64))
 

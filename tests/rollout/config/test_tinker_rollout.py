@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig, SharedConfig
-from services.rollout.config.rollout import RolloutConfig
-from services.rollout.work.options import BurnInLengths
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig
+from flotilla_rollout.config.rollout import RolloutConfig
+from flotilla_rollout.work.options import BurnInLengths
 
 
 def section(**keys: Any) -> RolloutConfig:

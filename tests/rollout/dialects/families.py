@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from services.rollout.dialects.call_readers import READERS
+from flotilla_rollout.dialects.call_readers import READERS
 from tests.rollout.dialects.native_calls import (
     CASES,
     THINKING_CASES,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.common.images.vision_family import FAMILIES as SEEN_TYPES
-from services.common.models.multimodal_models import TRAINED_TYPES
+from flotilla_common.images.vision_family import FAMILIES as SEEN_TYPES
+from flotilla_common.models.multimodal_models import TRAINED_TYPES
 from tests.rollout.dialects.families import FAMILIES, HIDDEN, REFUSALS, Family
 from tests.rollout.dialects.template_corpus import read_rows
 from tests.support.architectures import ARCHITECTURES, PARALLEL, TOLERANCE, Architecture

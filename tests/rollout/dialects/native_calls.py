@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.rollout.types import Tool
+from flotilla_rollout.types import Tool
 
 Arguments = Mapping[str, Any]
 Call = tuple[str, Arguments]

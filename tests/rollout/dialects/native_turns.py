@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from services.rollout.types import Tool
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.families import Family
 from tests.rollout.dialects.native_calls import Case
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
-from services.rollout.types import PromptFacts
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.turns import ParseError, ToolCall, Turn
+from flotilla_rollout.types import PromptFacts
 from tests.rollout.dialects.families import FAMILIES, Family
 from tests.rollout.dialects.native_calls import TOOLS, Case
 from tests.rollout.dialects.native_turns import TASK, NativeWriter

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from services.rollout.adapters.dialect_search import Found, find_settings
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
+from flotilla_rollout.adapters.dialect_search import Found, find_settings
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
 from tests.rollout.dialects import stages
 from tests.rollout.dialects.families import FAMILIES
 from tests.support.model_zoo import SMALL, make_tokenizer, need_zoo, read_template

@@ -2,8 +2,8 @@
 
 from transformers import AddedToken
 
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from tools.tiny_policy.tokenizer import train_tokenizer
+from flotilla_environments.tiny_policy.tokenizer import train_tokenizer
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
 
 # Like Gemma 3's: the roles alternate, and tools have none.
 GEMMA = """\

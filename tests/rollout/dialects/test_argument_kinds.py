@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from services.rollout.dialects.argument_kinds import find_argument_kinds, find_kinds
-from services.rollout.dialects.turns import ToolCall
-from services.rollout.dialects.written_calls import PARAMETERS, read_block
-from services.rollout.types import Tool
+from flotilla_rollout.dialects.argument_kinds import find_argument_kinds, find_kinds
+from flotilla_rollout.dialects.turns import ToolCall
+from flotilla_rollout.dialects.written_calls import PARAMETERS, read_block
+from flotilla_rollout.types import Tool
 
 
 class Size(StrEnum):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.rollout.dialects.turns import OK, Reply, ToolCall
-from services.rollout.types import PromptFacts, Tool
+from flotilla_rollout.dialects.turns import OK, Reply, ToolCall
+from flotilla_rollout.types import PromptFacts, Tool
 from tests.support.examples import examples
 from tests.support.rollout import dialect, tokenizer
 

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.marked_text import TagMarker, mend_text
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.marked_text import TagMarker, mend_text
 
 TAGS = ("<value>", "</value>", "<value>s")
 

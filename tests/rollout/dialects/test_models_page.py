@@ -2,12 +2,12 @@
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.tokenizer_port import TemplateError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.rehearsal import rehearse_dialect
+from flotilla_rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.families import REFUSALS, Refusal
 from tests.rollout.dialects.models_page import PAGE, write_page
 from tests.support.model_zoo import SMALL, make_tokenizer, read_template

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
-from services.rollout.dialects.turns import OK, Reply, ToolCall
-from services.rollout.tokenizer_port import TemplateError
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.rehearsal import find_untold, rehearse_dialect
+from flotilla_rollout.dialects.turns import OK, Reply, ToolCall
+from flotilla_rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.families import FAMILIES, HIDDEN
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of

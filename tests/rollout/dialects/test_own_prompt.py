@@ -6,14 +6,14 @@ import pytest
 from renderers.base import MODEL_RENDERER_MAP
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.renderer_dialect import RendererDialect
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.ports import Dialect
-from services.rollout.tokenizer_port import TemplateError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.renderer_dialect import RendererDialect
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.families import FAMILIES, Family
 
 _BY_NAME = {family.name: family for family in FAMILIES}

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.model_files import find_pad
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.rehearsal import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.model_files import find_pad
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.rehearsal import (
     CALLS,
     FACTS,
     PICTURE,
@@ -17,11 +17,11 @@ from services.rollout.dialects.rehearsal import (
     rehearse_dialect,
     with_picture,
 )
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import OK, PlayedTurn, Reply
-from services.rollout.ports import Dialect
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import PromptFacts
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import OK, PlayedTurn, Reply
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import PromptFacts
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.templates import (
     PAD,

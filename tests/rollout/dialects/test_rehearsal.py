@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.rehearsal import find_untold, rehearse_dialect
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import Tool
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.rehearsal import find_untold, rehearse_dialect
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import ParseError, ToolCall, Turn
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.templates import (
     CLOSED,
     GEMMA,

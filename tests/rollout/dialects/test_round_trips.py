@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from services.rollout.dialects.turns import OK, PlayedTurn, Reply
+from flotilla_rollout.dialects.turns import OK, PlayedTurn, Reply
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import FACTS, Stage, calls_of, executed, stage_of

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import write_call
-from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.dialects.turns import OK, Reply, ToolCall
-from services.rollout.ports import Dialect
-from services.rollout.tokenizer_port import TemplateError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import write_call
+from flotilla_rollout.dialects.rehearsal import rehearse_dialect
+from flotilla_rollout.dialects.turns import OK, Reply, ToolCall
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.native_calls import CASES, TOOLS
 from tests.rollout.dialects.stages import FACTS, executed
 from tests.support.model_zoo import need_zoo

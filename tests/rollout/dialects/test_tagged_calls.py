@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.dialects.tagged_calls import parse_turn
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
-from services.rollout.types import Tool
+from flotilla_rollout.dialects.tagged_calls import parse_turn
+from flotilla_rollout.dialects.turns import ParseError, ToolCall, Turn
+from flotilla_rollout.types import Tool
 from tests.support.examples import examples
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]

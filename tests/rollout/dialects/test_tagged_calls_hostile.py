@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.common.text.parsing import ASIDE_BYTES
-from services.rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
-from services.rollout.dialects.turns import ParseError, ToolCall, Turn
+from flotilla_common.text.parsing import ASIDE_BYTES
+from flotilla_rollout.dialects.tagged_calls import MOST_CALLS, parse_turn
+from flotilla_rollout.dialects.turns import ParseError, ToolCall, Turn
 from tests.support.examples import examples
 
 # For a text parsed on the event loop; longer ones take a thread and proportional time.

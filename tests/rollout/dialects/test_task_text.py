@@ -4,9 +4,9 @@ from typing import Literal
 
 import pytest
 
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.types import PromptFacts
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.types import PromptFacts
 from tests.rollout.dialects.families import FAMILIES, Family
 from tests.rollout.dialects.native_calls import TOOLS
 from tests.rollout.dialects.stages import make_tokenizer

@@ -4,13 +4,13 @@ import tomllib
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.dialect_search import describe_settings
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.call_readers import READERS
-from services.rollout.dialects.rehearsal import rehearse_dialect
-from services.rollout.tokenizer_port import TemplateError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.dialect_search import describe_settings
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.call_readers import READERS
+from flotilla_rollout.dialects.rehearsal import rehearse_dialect
+from flotilla_rollout.tokenizer_port import TemplateError
 from tests.rollout.dialects.template_corpus import (
     Row,
     digest_of,

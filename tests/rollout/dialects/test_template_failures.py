@@ -7,17 +7,17 @@ from typing import Literal
 import psutil
 import pytest
 
-from services.common.domain.attempts import FailureKind, StopReason
-from services.common.domain.trajectory import Trajectory
-from services.rollout.adapters.chat_template_process import TEMPLATES
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import Tool
+from flotilla_common.domain.attempts import FailureKind, StopReason
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_rollout.adapters.chat_template_process import TEMPLATES
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
 from tests.support.process_commands import command_of
 from tests.support.rollout import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
@@ -176,7 +176,7 @@ def test_a_child_that_was_killed_from_outside_is_no_fault_of_the_template() -> N
     children = [
         child
         for child in psutil.Process().children()
-        if "services.rollout.adapters.chat_template_child" in command_of(child)
+        if "flotilla_rollout.adapters.chat_template_child" in command_of(child)
     ]
     assert children
     for child in children:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rollout.dialects.turns import ParseError
+from flotilla_rollout.dialects.turns import ParseError
 from tests.rollout.dialects.stages import Stage, calls_of, stage_of
 
 CALL = '{"name": "search", "parameters": {"query": "red shoes"}}'

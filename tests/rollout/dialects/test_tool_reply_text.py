@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.tool_reply_text import (
+from flotilla_rollout.dialects.inert_text import InertText
+from flotilla_rollout.dialects.tool_reply_text import (
     make_conversation,
     make_tool_messages,
     native_reply_text,
 )
-from services.rollout.dialects.turns import OK, ParseError, PlayedTurn, Reply, ToolCall
-from services.rollout.types import PromptFacts
+from flotilla_rollout.dialects.turns import OK, ParseError, PlayedTurn, Reply, ToolCall
+from flotilla_rollout.types import PromptFacts
 
 INERT = InertText(["<end>"])
 CALL = ToolCall("look", '{"at": "door"}', "id-7")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.rollout.dialects.turns import ParseError
-from services.rollout.types import Tool
+from flotilla_rollout.dialects.turns import ParseError
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS
 from tests.rollout.dialects.stages import Stage, executed, stage_of

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.rollout.dialects.turns import ParseError
-from services.rollout.types import Tool
+from flotilla_rollout.dialects.turns import ParseError
+from flotilla_rollout.types import Tool
 from tests.rollout.dialects.families import FAMILIES, SMALL_ONE, Family
 from tests.rollout.dialects.native_calls import CASES
 from tests.rollout.dialects.stages import Stage, calls_of, executed, stage_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import TOOLS, Case
 from tests.rollout.dialects.native_turns import schema

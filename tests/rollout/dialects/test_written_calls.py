@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.rollout.dialects.marked_text import TagMarker
-from services.rollout.dialects.turns import ParseError, ToolCall
-from services.rollout.dialects.written_calls import (
+from flotilla_rollout.dialects.marked_text import TagMarker
+from flotilla_rollout.dialects.turns import ParseError, ToolCall
+from flotilla_rollout.dialects.written_calls import (
     INVOKES,
     KEYED,
     KEYED_OPENSOURCE,

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import StopReason, ToolOutcome
-from services.common.domain.messages import decode_messages
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
-from services.rollout.config.rollout import RolloutConfig
-from services.rollout.types import ToolResult
+from flotilla_common.domain.attempts import StopReason, ToolOutcome
+from flotilla_common.domain.messages import decode_messages
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import PolicyConfig, SharedConfig, VisionConfig
+from flotilla_rollout.config.rollout import RolloutConfig
+from flotilla_rollout.types import ToolResult
 from tests.support.rollout import FakeEnvironment, attempt, runner, tokenizer
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'

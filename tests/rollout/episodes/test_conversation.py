@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_told
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import AttemptKey, Grade, StopReason, ToolOutcome
-from services.common.domain.messages import (
+from flotilla_common.domain.attempts import AttemptKey, Grade, StopReason, ToolOutcome
+from flotilla_common.domain.messages import (
     MOST_MESSAGES,
     MOST_MESSAGES_BYTES,
     MOST_TEXT,
@@ -30,25 +30,25 @@ from services.common.domain.messages import (
     check_messages,
     decode_messages,
 )
-from services.common.domain.token_authors import Author, Span
-from services.common.domain.trajectory import Sequence as TokenSequence
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture import ShownPicture
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.fake import LOGPROB, FakeEngine
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.common_prefix import common_length
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.turns import PlayedTurn, ToolCall
-from services.rollout.episodes import conversation
-from services.rollout.episodes.attempt_record import AttemptState, make_finished_trajectory
-from services.rollout.episodes.conversation import Conversation, MessageReader
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.ports import Dialect
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import Completion, PolicySpan, PromptFacts, Sampling, ToolResult
+from flotilla_common.domain.token_authors import Author, Span
+from flotilla_common.domain.trajectory import Sequence as TokenSequence
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture import ShownPicture
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.fake import LOGPROB, FakeEngine
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.common_prefix import common_length
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.turns import PlayedTurn, ToolCall
+from flotilla_rollout.episodes import conversation
+from flotilla_rollout.episodes.attempt_record import AttemptState, make_finished_trajectory
+from flotilla_rollout.episodes.conversation import Conversation, MessageReader
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.episodes.transcript import Transcript
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import Completion, PolicySpan, PromptFacts, Sampling, ToolResult
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import CASES, TOOLS, Case
 from tests.rollout.dialects.stages import Stage, stage_of

@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import (
+from flotilla_common.domain.attempts import (
     FailureKind,
     Grade,
     NoGradeReason,
     StopReason,
     ToolOutcome,
 )
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.api.codec import lease_from_pb
-from services.rollout.config.rollout import DialectConfig, RolloutConfig
-from services.rollout.episodes.attempt_record import make_submission
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.transcript import PrefixBroken, Transcript
-from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.types import OUT_OF_TIME, Completion, ToolResult
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.api.codec import lease_from_pb
+from flotilla_rollout.config.rollout import DialectConfig, RolloutConfig
+from flotilla_rollout.episodes.attempt_record import make_submission
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.episodes.transcript import PrefixBroken, Transcript
+from flotilla_rollout.ports import EngineDead, EngineError, RequestAborted
+from flotilla_rollout.types import OUT_OF_TIME, Completion, ToolResult
 from tests.support.fake_peers import lease
 from tests.support.rollout import (
     OK,
@@ -323,7 +323,7 @@ async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> No
 
 
 async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.rollout.episodes.turn_sampling.ENGINE_GRACE_S", 0.05)
+    monkeypatch.setattr("flotilla_rollout.episodes.turn_sampling.ENGINE_GRACE_S", 0.05)
 
     class Hangs(FakeEngine):
         async def generate(self, *_: Any, **__: Any) -> Completion:
@@ -483,7 +483,7 @@ async def test_the_observer_sees_the_turns() -> None:
 def test_a_changed_prefix_is_refused() -> None:
     transcript = Transcript([1, 2, 3])
     completion_ids = np.array([4, 5], np.int32)
-    from services.rollout.types import Completion, PolicySpan
+    from flotilla_rollout.types import Completion, PolicySpan
 
     spans = (PolicySpan(POLICY, 2),)
     transcript.add_completion(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.common.domain.attempts import StopReason
-from services.common.domain.token_authors import Author
-from services.rollout.types import PromptFacts
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.domain.token_authors import Author
+from flotilla_rollout.types import PromptFacts
 from tests.support.rollout import FakeEnvironment, attempt, dialect, runner, tokenizer
 
 TEXT = "7 + 5 = 12\n#### 12"

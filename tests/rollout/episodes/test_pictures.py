@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.domain.attempts import Grade, NoGradeReason, StopReason, ToolOutcome
-from services.common.domain.messages import TokenText, check_messages, decode_messages
-from services.common.domain.token_authors import Author
-from services.common.domain.trajectory import Trajectory
-from services.common.images.made_pictures import plain_picture
-from services.common.images.picture import Picture, PlacedPicture, ShownPicture
-from services.common.images.placeholders import check_places
-from services.common.images.vision_family import VisionFamily
-from services.rollout.adapters.dialect_choice import choose_dialect
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.api.codec import lease_from_pb
-from services.rollout.config.rollout import DialectConfig
-from services.rollout.dialects.full import FullDialect
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.episodes.attempt_record import make_submission
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.transcript import Transcript
-from services.rollout.ports import Dialect
-from services.rollout.types import Completion, Sampling, ToolResult
+from flotilla_common.domain.attempts import Grade, NoGradeReason, StopReason, ToolOutcome
+from flotilla_common.domain.messages import TokenText, check_messages, decode_messages
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.made_pictures import plain_picture
+from flotilla_common.images.picture import Picture, PlacedPicture, ShownPicture
+from flotilla_common.images.placeholders import check_places
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_rollout.adapters.dialect_choice import choose_dialect
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.api.codec import lease_from_pb
+from flotilla_rollout.config.rollout import DialectConfig
+from flotilla_rollout.dialects.full import FullDialect
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.episodes.attempt_record import make_submission
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.episodes.transcript import Transcript
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.types import Completion, Sampling, ToolResult
 from tests.rollout.dialects.templates import PAD, seeing, tokenizer_that_sees, vision_ids
 from tests.support.fake_peers import lease
 from tests.support.model_zoo import make_tokenizer, read_template

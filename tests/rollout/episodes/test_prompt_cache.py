@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import FailureKind, StopReason, ToolOutcome
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.episodes import prompt_cache
-from services.rollout.episodes.conversation import MessageReader
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.episodes.prompt_cache import PromptCache
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import (
+from flotilla_common.domain.attempts import FailureKind, StopReason, ToolOutcome
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.episodes import prompt_cache
+from flotilla_rollout.episodes.conversation import MessageReader
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.episodes.prompt_cache import PromptCache
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import (
     Completion,
     EpisodeInfo,
     PolicySpan,

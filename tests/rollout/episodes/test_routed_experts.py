@@ -7,11 +7,11 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.domain.token_authors import Author
-from services.common.images.picture import ShownPicture
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.types import Completion, Sampling
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.images.picture import ShownPicture
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.types import Completion, Sampling
 from tests.support.rollout import (
     POLICY,
     FakeEnvironment,

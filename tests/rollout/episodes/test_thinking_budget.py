@@ -9,18 +9,18 @@ import pytest
 from numpy.typing import NDArray
 from transformers import AddedToken
 
-from services.common.domain.attempts import StopReason
-from services.common.domain.token_authors import Author, policy_mask
-from services.common.domain.trajectory import Trajectory
-from services.common.images.picture import ShownPicture
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.types import Completion, Sampling
+from flotilla_common.domain.attempts import StopReason
+from flotilla_common.domain.token_authors import Author, policy_mask
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_environments.tiny_policy.tokenizer import train_tokenizer
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.types import Completion, Sampling
 from tests.support.rollout import POLICY, FakeEnvironment, attempt, dialect, limits, tokenizer
-from tools.tiny_policy.tokenizer import train_tokenizer
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 BUDGET = 12

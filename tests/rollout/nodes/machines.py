@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 
-from services.common.rpc.free_ports import free_port
-from services.rollout.adapters.engine_machines import EngineMachines, HeadSite
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.adapters.vllm_start import start_engines
-from services.rollout.config.rollout import EngineConfig
-from services.rollout.ports import Engine
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_rollout.adapters.engine_machines import EngineMachines, HeadSite
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.adapters.vllm_start import start_engines
+from flotilla_rollout.config.rollout import EngineConfig
+from flotilla_rollout.ports import Engine
 from tests.rollout.adapters.tiny_engines import tiny_config, tiny_served
 from tests.support.learner import TOKEN
 from tests.support.process_commands import command_of
@@ -70,7 +70,7 @@ async def start_machine(
     spec, log = _written(folder, config, model), folder / "log"
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            *(*inside, sys.executable, "-m", "services.rollout.nodes", "--config", str(spec)),
+            *(*inside, sys.executable, "-m", "flotilla_rollout.nodes", "--config", str(spec)),
             *("--run-id", RUN, "--run-dir", str(folder / RUN), "--replica", str(number)),
             *("--peer", f"rollout={host}:1", *overrides),
             env={**os.environ, "FLOTILLA_TOKEN": token, "FLOTILLA_TEST_MACHINE": str(folder)},

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.rollout.ports import Engine, TransportFailed
-from services.rollout.types import Completion, Publication, Sampling
+from flotilla_rollout.ports import Engine, TransportFailed
+from flotilla_rollout.types import Completion, Publication, Sampling
 from tests.rollout.adapters.test_vllm_transfer import Served, check_received, with_wrong_checksum
 from tests.rollout.adapters.tiny_engines import PROMPT, start_tiny_engine
 from tests.rollout.nodes.machines import config_of, head, left_of

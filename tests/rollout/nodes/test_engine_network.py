@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.security import certificates
+from flotilla_launcher.security import certificates
 from tests.rollout.adapters.tiny_engines import TOLERANCE
 from tests.rollout.nodes.machines import RUN, config_of, left_of, read, start_machine
 from tests.support.tiny_model import make_model

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.rollout.ports import EngineDead
-from services.rollout.types import Sampling
+from flotilla_rollout.ports import EngineDead
+from flotilla_rollout.types import Sampling
 from tests.rollout.adapters.tiny_engines import PROMPT, TOLERANCE
 from tests.rollout.nodes.head_process import canary_error
 from tests.rollout.nodes.machines import HOST, Head, config_of, head, left_of, read, start_machine
@@ -144,7 +144,7 @@ async def test_a_machine_with_another_token_is_refused_and_the_replica_names_who
         machine = await rollout.machine(token="a-token-of-strangers")
         assert await machine.ended(60) == 2
         assert "the rollout's Ray cluster refuses this machine" in machine.output
-        missing = r"machine 1 of 2 has not joined in 30 s: run `python -m services\.rollout\.nodes"
+        missing = r"machine 1 of 2 has not joined in 30 s: run `python -m flotilla_rollout\.nodes"
         with pytest.raises(EngineDead, match=missing):
             await starting
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.domain.token_authors import policy_mask
-from services.common.episodes.conversations import (
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.domain.token_authors import policy_mask
+from flotilla_common.episodes.conversations import (
     NO_CALL,
     PARSE_ERROR,
     Conversation,
@@ -19,17 +19,17 @@ from services.common.episodes.conversations import (
     SaidReply,
     SaidTurn,
 )
-from services.common.episodes.demonstrations import Demonstration
-from services.rollout.dialects.inert_text import InertText
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import ToolCall
-from services.rollout.ports import Dialect
-from services.rollout.rendering.conversation_renderer import (
+from flotilla_common.episodes.demonstrations import Demonstration
+from flotilla_rollout.dialects.inert_text import InertText
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import ToolCall
+from flotilla_rollout.ports import Dialect
+from flotilla_rollout.rendering.conversation_renderer import (
     ConversationRenderer,
     NotRenderedError,
     Rendered,
 )
-from services.rollout.types import PromptFacts, ToolResult
+from flotilla_rollout.types import PromptFacts, ToolResult
 from tests.rollout.dialects.families import FAMILIES
 from tests.rollout.dialects.native_calls import TOOLS
 from tests.rollout.dialects.stages import Stage, stage_of

@@ -15,15 +15,15 @@ from transformers import DynamicCache, PreTrainedModel
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
-from services.common.rpc import rpc
-from services.common.spec.spec import PolicyConfig
-from services.rollout.adapters.stop_tokens import read_eos_ids
-from services.rollout.adapters.vllm_options import ServedModel
-from services.rollout.config.rollout import EngineConfig, SamplersConfig
-from services.rollout.sampling.adapters.vllm_samplers import VllmSamplers
-from services.rollout.sampling.api.sampling_service import SamplingService
-from services.rollout.sampling.samplers import SamplerRoom, Samplers
-from services.rollout.sampling.weight_folders import find_model_files, read_shapes
+from flotilla_common.rpc import rpc
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_rollout.adapters.stop_tokens import read_eos_ids
+from flotilla_rollout.adapters.vllm_options import ServedModel
+from flotilla_rollout.config.rollout import EngineConfig, SamplersConfig
+from flotilla_rollout.sampling.adapters.vllm_samplers import VllmSamplers
+from flotilla_rollout.sampling.api.sampling_service import SamplingService
+from flotilla_rollout.sampling.samplers import SamplerRoom, Samplers
+from flotilla_rollout.sampling.weight_folders import find_model_files, read_shapes
 from tests.support.echo_service import TOKEN
 from tests.support.tiny_model import load_model
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc.errors import ServiceError
-from services.rollout.sampling.order_checks import EngineLimits, check_order
-from services.rollout.sampling.types import SamplingOrder
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_rollout.sampling.order_checks import EngineLimits, check_order
+from flotilla_rollout.sampling.types import SamplingOrder
 
 LIMITS = EngineLimits(max_model_len=32, vocabulary=100, most_topk=20)
 ORDER = SamplingOrder(

@@ -1,4 +1,4 @@
-"""`python -m services.rollout.sampling`, from a spec as small as it may be to both of its ends."""
+"""`python -m flotilla_rollout.sampling`, from a spec as small as it may be to both of its ends."""
 
 import asyncio
 import json
@@ -16,10 +16,10 @@ import pytest
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as pb_grpc
-from services.common.process.child_environment import child_environment
-from services.common.process.exit_codes import OK, RETRYABLE
-from services.common.process.python_command import python_command
-from services.common.rpc import rpc
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.exit_codes import OK, RETRYABLE
+from flotilla_common.process.python_command import python_command
+from flotilla_common.rpc import rpc
 from tests.rollout.sampling.served_samplers import PROMPT, order, spans_of, tokens_of
 from tests.support.echo_service import TOKEN
 
@@ -45,7 +45,7 @@ async def sampling_process(
     spec = folder / "spec.toml"
     spec.write_text(SPEC.format(model=model))
     process = await asyncio.create_subprocess_exec(
-        *python_command("-m", "services.rollout.sampling", "--config", str(spec)),
+        *python_command("-m", "flotilla_rollout.sampling", "--config", str(spec)),
         *("--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0"),
         env={**child_environment(ours=True), "FLOTILLA_TOKEN": TOKEN},
         stderr=asyncio.subprocess.PIPE,

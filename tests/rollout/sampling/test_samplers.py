@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.common.rpc.errors import ServiceError
-from services.rollout.ports import RequestAborted
-from services.rollout.sampling.order_checks import EngineLimits
-from services.rollout.sampling.ports import Adopt, UnfitWeights
-from services.rollout.sampling.samplers import SamplerRoom, Samplers
-from services.rollout.sampling.types import (
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_rollout.ports import RequestAborted
+from flotilla_rollout.sampling.order_checks import EngineLimits
+from flotilla_rollout.sampling.ports import Adopt, UnfitWeights
+from flotilla_rollout.sampling.samplers import SamplerRoom, Samplers
+from flotilla_rollout.sampling.types import (
     EngineAnswer,
     NamedWeights,
     PromptReport,

@@ -16,8 +16,8 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 from flotilla.rollout.v1 import sampling_service_pb2 as pb
-from services.common.aio.concurrency import cancel_tasks
-from services.common.rpc.rpc import refusal_reason
+from flotilla_common.aio.concurrency import cancel_tasks
+from flotilla_common.rpc.rpc import refusal_reason
 from tests.rollout.sampling.served_samplers import (
     ATTENTION,
     LIMITS,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.rollout.sampling.ports import UnfitWeights
-from services.rollout.sampling.weight_folders import (
+from flotilla_rollout.sampling.ports import UnfitWeights
+from flotilla_rollout.sampling.weight_folders import (
     check_adapter_folder,
     check_model_folder,
     find_model_files,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.rollout.sampling.weight_turns import WeightTurns
+from flotilla_rollout.sampling.weight_turns import WeightTurns
 
 
 class Loads:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tinker
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import TinkerConfig
-from services.common.weights.sampler_reference import write_reference
-from services.rollout.adapters.tinker_engine import TinkerEngine
-from services.rollout.types import Publication, Sampling
-from services.rollout.work.service_use import ServiceUse
-from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import TinkerConfig
+from flotilla_common.weights.sampler_reference import write_reference
+from flotilla_rollout.adapters.tinker_engine import TinkerEngine
+from flotilla_rollout.types import Publication, Sampling
+from flotilla_rollout.work.service_use import ServiceUse
+from flotilla_tinker.adapters.sampling_peer import GrpcSamplingPeer
 from tests.rollout.sampling.served_samplers import (
     PROMPT,
     TOLERANCE,

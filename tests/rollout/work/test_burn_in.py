@@ -11,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from services.common.images.picture import ShownPicture
-from services.common.images.placeholders import check_places
-from services.common.images.vision_family import VisionFamily
-from services.common.process.process_memory import peak_memory_bytes
-from services.common.rpc.errors import ConfigError
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.config.rollout import RolloutConfig
-from services.rollout.ports import EngineDead, EngineError
-from services.rollout.types import Completion, MemoryPeak
-from services.rollout.work.burn_in import BurnIn, end_with_picture
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.images.placeholders import check_places
+from flotilla_common.images.vision_family import VisionFamily
+from flotilla_common.process.process_memory import peak_memory_bytes
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.config.rollout import RolloutConfig
+from flotilla_rollout.ports import EngineDead, EngineError
+from flotilla_rollout.types import Completion, MemoryPeak
+from flotilla_rollout.work.burn_in import BurnIn, end_with_picture
 from tests.support.rollout import POLICY, engine, tokenizer, turns
 from tests.support.vision_family import make_family
 

@@ -1,6 +1,6 @@
 """What is used of a service, and how long it was waited for."""
 
-from services.rollout.work.service_use import ServiceUse
+from flotilla_rollout.work.service_use import ServiceUse
 
 
 def test_tokens_add_up() -> None:

@@ -18,23 +18,23 @@ from flotilla.learner.v1 import policy_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
-from services.common.domain.policy import PolicyId
-from services.common.images.made_pictures import noise_picture
-from services.common.images.picture import PlacedPicture, ShownPicture
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import (
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.images.made_pictures import noise_picture
+from flotilla_common.images.picture import PlacedPicture, ShownPicture
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import (
     TensorEntry,
     TokenizerDigests,
     checksum64,
     compute_fingerprint,
 )
-from services.rollout.adapters.fake import LOGPROB, FakeEngine
-from services.rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
-from services.rollout.adapters.policy_feed import PolicyClient
-from services.rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
-from services.rollout.types import Publication
-from services.rollout.work.weight_updater import WeightUpdater
-from services.wire.policy import encode_policy
+from flotilla_common.wire.policy import encode_policy
+from flotilla_rollout.adapters.fake import LOGPROB, FakeEngine
+from flotilla_rollout.adapters.learner_calls import RunEpoch, WorkerIdentity
+from flotilla_rollout.adapters.policy_feed import PolicyClient
+from flotilla_rollout.ports import EngineDead, EngineError, TransportFailed, WeightsTorn
+from flotilla_rollout.types import Publication
+from flotilla_rollout.work.weight_updater import WeightUpdater
 from tests.support.fake_peers import TOKEN, FakeLearner, FakeWeights, served
 from tests.support.rollout import engine, turns
 from tests.support.waiting import until

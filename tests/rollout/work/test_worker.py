@@ -18,25 +18,25 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
 from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.common.aio.concurrency import run_unless, run_until_first
-from services.common.domain.attempts import AttemptKey
-from services.common.domain.policy import PolicyId
-from services.common.domain.token_authors import Author
-from services.common.images.picture import ShownPicture
-from services.common.rpc import rpc
-from services.common.weights.fingerprint import TokenizerDigests
-from services.learner.sampling.tasks import IMAGES as LEARNERS_IMAGES
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.adapters.fake import FakeEngine
-from services.rollout.adapters.learner import GroupClient
-from services.rollout.adapters.learner_calls import IMAGES, RunEpoch, WorkerIdentity
-from services.rollout.episodes.episode import AttemptRunner
-from services.rollout.ports import Dialect, LearnerRefused
-from services.rollout.tokenizer_port import TemplateError
-from services.rollout.types import Completion, OpenRequest, Sampling
-from services.rollout.work.options import WorkerOptions
-from services.rollout.work.worker import Worker, choose_pause
-from services.wire.trajectory_columns import decode_spans
+from flotilla_common.aio.concurrency import run_unless, run_until_first
+from flotilla_common.domain.attempts import AttemptKey
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.domain.token_authors import Author
+from flotilla_common.images.picture import ShownPicture
+from flotilla_common.rpc import rpc
+from flotilla_common.weights.fingerprint import TokenizerDigests
+from flotilla_common.wire.trajectory_columns import decode_spans
+from flotilla_learner.sampling.tasks import IMAGES as LEARNERS_IMAGES
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.adapters.fake import FakeEngine
+from flotilla_rollout.adapters.learner import GroupClient
+from flotilla_rollout.adapters.learner_calls import IMAGES, RunEpoch, WorkerIdentity
+from flotilla_rollout.episodes.episode import AttemptRunner
+from flotilla_rollout.ports import Dialect, LearnerRefused
+from flotilla_rollout.tokenizer_port import TemplateError
+from flotilla_rollout.types import Completion, OpenRequest, Sampling
+from flotilla_rollout.work.options import WorkerOptions
+from flotilla_rollout.work.worker import Worker, choose_pause
 from tests.support.fake_peers import (
     TOKEN,
     FakeGateway,

@@ -12,13 +12,13 @@ import pytest
 
 from flotilla.rollout.v1 import sampling_service_pb2 as sampling_pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as sampling_grpc
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
-from services.common.rpc.free_ports import free_port
-from services.rollout.sampling.order_checks import MOST_ANSWERS
-from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
-from services.tinker.ports import Unavailable, Unknown
-from services.tinker.types import (
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_rollout.sampling.order_checks import MOST_ANSWERS
+from flotilla_tinker.adapters.sampling_peer import GrpcSamplingPeer
+from flotilla_tinker.ports import Unavailable, Unknown
+from flotilla_tinker.types import (
     SampleOrder,
     SamplerWeights,
 )

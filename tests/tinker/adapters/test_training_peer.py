@@ -12,12 +12,12 @@ import pytest
 
 from flotilla.learner.v1 import training_service_pb2 as training_pb
 from flotilla.learner.v1 import training_service_pb2_grpc as training_grpc
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
-from services.common.rpc.rpc_options import MAX_MESSAGE_BYTES
-from services.tinker.adapters.training_peer import GrpcTrainingPeer
-from services.tinker.ports import OrderRefused, OutOfOrder, Unavailable, Unknown
-from services.tinker.types import (
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_common.rpc.rpc_options import MAX_MESSAGE_BYTES
+from flotilla_tinker.adapters.training_peer import GrpcTrainingPeer
+from flotilla_tinker.ports import OrderRefused, OutOfOrder, Unavailable, Unknown
+from flotilla_tinker.types import (
     AdamSettings,
     LossBatch,
     LossSequence,

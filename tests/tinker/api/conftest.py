@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from services.tinker.api.adapters.http_server import ServerSettings, serving_http
-from services.tinker.api.calls import Front
-from services.tinker.api.keys import ClientKeys
-from services.tinker.api.known_facts import KnownFacts
+from flotilla_tinker.api.adapters.http_server import ServerSettings, serving_http
+from flotilla_tinker.api.calls import Front
+from flotilla_tinker.api.keys import ClientKeys
+from flotilla_tinker.api.known_facts import KnownFacts
 from tests.support.fake_desk import FakeDesk
 
 BODY_BYTES = 2**20

@@ -8,8 +8,8 @@ import httpx
 import pytest
 import zstandard
 
-from services.tinker.api.routes import PREFIX, ROUTES, ApiRoute
-from services.tinker.work.desk_errors import (
+from flotilla_tinker.api.routes import PREFIX, ROUTES, ApiRoute
+from flotilla_tinker.work.desk_errors import (
     Away,
     BadOrder,
     Conflict,

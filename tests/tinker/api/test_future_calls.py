@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from services.tinker.types import Category, Failure, Kind, Result, SampledAnswer, SampleResult
-from services.tinker.wire.json_bodies import write_json
-from services.tinker.wire.samples import POLICY_HEADER, read_sample, write_sample_result
+from flotilla_tinker.types import Category, Failure, Kind, Result, SampledAnswer, SampleResult
+from flotilla_tinker.wire.json_bodies import write_json
+from flotilla_tinker.wire.samples import POLICY_HEADER, read_sample, write_sample_result
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_sample_body
 

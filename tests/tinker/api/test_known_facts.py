@@ -1,7 +1,7 @@
 import pytest
 
-from services.tinker.api.known_facts import KnownFacts
-from services.tinker.work.desk_errors import Away
+from flotilla_tinker.api.known_facts import KnownFacts
+from flotilla_tinker.work.desk_errors import Away
 from tests.support.fake_desk import BASE, ENGINE, FakeDesk
 
 

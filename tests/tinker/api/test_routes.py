@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.tinker.api.routes import PREFIX, ROUTES
+from flotilla_tinker.api.routes import PREFIX, ROUTES
 from tests.tinker.api.conftest import ServedDesk
 
 CALLS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("sdk_calls.json").read_text())

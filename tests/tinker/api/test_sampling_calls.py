@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Kind
+from flotilla_tinker.types import Kind
 from tests.support.fake_desk import MODEL, MODEL_ID, SAMPLER_ID
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_sample_body

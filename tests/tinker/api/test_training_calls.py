@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.tinker.types import Kind
+from flotilla_tinker.types import Kind
 from tests.support.fake_desk import MODEL, MODEL_ID
 from tests.tinker.api.conftest import ServedDesk
 from tests.tinker.wire.examples import make_datum, make_loss_body

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.support.repository import ROOT
 from tests.tinker.client.stage import MODEL
 

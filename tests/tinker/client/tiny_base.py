@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from tools.tiny_policy.tokenizer import TURN_END, save_tokenizer, token_id, train_tokenizer
+from flotilla_environments.tiny_policy.tokenizer import (
+    TURN_END,
+    save_tokenizer,
+    token_id,
+    train_tokenizer,
+)
 
 # Ids, and the weight of each as a target.
 Example = tuple[list[int], list[float]]

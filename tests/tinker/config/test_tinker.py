@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.spec.spec import parse_shared
-from services.tinker.config.tinker import TinkerConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec import parse_shared
+from flotilla_tinker.config.tinker import TinkerConfig
 
 SHARED = parse_shared({"name": "x", "policy": {"model": "m", "max_model_len": 8}}, where="spec")
 

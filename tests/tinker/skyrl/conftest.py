@@ -11,7 +11,7 @@ from urllib.error import URLError
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.common.domain.policy import PolicyId
-from services.common.spec.spec import TinkerConfig
-from services.common.weights.sampler_reference import read_reference
-from services.learner.hosted.hosted_ranks import HostedRanks
-from services.learner.hosted.step_book import FOLDER
-from services.learner.types import Publication as Published
-from services.rollout.adapters.tinker_engine import TinkerEngine
-from services.rollout.types import Publication, Sampling
-from services.rollout.work.service_use import ServiceUse
+from flotilla_common.domain.policy import PolicyId
+from flotilla_common.spec.spec import TinkerConfig
+from flotilla_common.weights.sampler_reference import read_reference
+from flotilla_learner.hosted.hosted_ranks import HostedRanks
+from flotilla_learner.hosted.step_book import FOLDER
+from flotilla_learner.types import Publication as Published
+from flotilla_rollout.adapters.tinker_engine import TinkerEngine
+from flotilla_rollout.types import Publication, Sampling
+from flotilla_rollout.work.service_use import ServiceUse
 from tests.learner.hosted.hosted_runs import started, train_batch
 
 pytestmark = [

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.tinker.store import order_rows
-from services.tinker.store.order_rows import NewOrder, OrderChanged, OrderRow
-from services.tinker.store.schema import STORE_FILE, StoreError
-from services.tinker.store.store import Store
-from services.tinker.types import Category, Failure, Result
+from flotilla_tinker.store import order_rows
+from flotilla_tinker.store.order_rows import NewOrder, OrderChanged, OrderRow
+from flotilla_tinker.store.schema import STORE_FILE, StoreError
+from flotilla_tinker.store.store import Store
+from flotilla_tinker.types import Category, Failure, Result
 from tests.tinker.work.desk_doubles import sample_order, with_body
 
 FIRST = Result(b"first", "application/json", {"x": "1"})

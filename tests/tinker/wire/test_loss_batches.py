@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from flotilla.tinker.v1 import tinker_wire_pb2 as pb
-from services.tinker.types import LossResult
-from services.tinker.wire.loss_batches import (
+from flotilla_tinker.types import LossResult
+from flotilla_tinker.wire.loss_batches import (
     read_forward_backward,
     read_loss_order,
     write_loss_result,
 )
-from services.tinker.wire.wire_error import WireError
+from flotilla_tinker.wire.wire_error import WireError
 from tests.tinker.wire.examples import (
     ADVANTAGES,
     make_chunk,

@@ -4,16 +4,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.tinker.types import AdamSettings, Kind, LoadOrder, ModelSettings, SaveOrder
-from services.tinker.wire.checkpoint_paths import read_path
-from services.tinker.wire.json_bodies import write_json
-from services.tinker.wire.model_orders import (
+from flotilla_tinker.types import AdamSettings, Kind, LoadOrder, ModelSettings, SaveOrder
+from flotilla_tinker.wire.checkpoint_paths import read_path
+from flotilla_tinker.wire.json_bodies import write_json
+from flotilla_tinker.wire.model_orders import (
     read_create_model,
     read_load,
     read_optim_step,
     read_save,
 )
-from services.tinker.wire.wire_error import WireError
+from flotilla_tinker.wire.wire_error import WireError
 
 
 def _body(**fields: Any) -> bytes:

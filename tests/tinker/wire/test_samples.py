@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from flotilla.tinker.v1 import tinker_wire_pb2 as pb
-from services.tinker.types import SampledAnswer, SampleResult
-from services.tinker.wire.samples import (
+from flotilla_tinker.types import SampledAnswer, SampleResult
+from flotilla_tinker.wire.samples import (
     POLICY_HEADER,
     read_policy_spans,
     read_sample,
     read_sample_order,
     write_sample_result,
 )
-from services.tinker.wire.wire_error import WireError
+from flotilla_tinker.wire.wire_error import WireError
 from tests.tinker.wire.examples import make_sample_body
 
 

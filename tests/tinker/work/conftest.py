@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.tinker.work.desk._LOOK_S", 0.05)
+    monkeypatch.setattr("flotilla_tinker.work.desk._LOOK_S", 0.05)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from services.tinker.ports import OrderRefused, OutOfOrder, Unavailable, Unknown
-from services.tinker.types import (
+from flotilla_tinker.ports import OrderRefused, OutOfOrder, Unavailable, Unknown
+from flotilla_tinker.types import (
     AdamSettings,
     BaseFacts,
     ClientOrder,

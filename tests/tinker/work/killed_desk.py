@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.tinker.types import Kind, Pending, Result
-from services.tinker.work.desk import Desk, open_desk
-from services.tinker.work.desk_errors import DeskError
-from services.tinker.work.limits import Limits
+from flotilla_tinker.types import Kind, Pending, Result
+from flotilla_tinker.work.desk import Desk, open_desk
+from flotilla_tinker.work.desk_errors import DeskError
+from flotilla_tinker.work.limits import Limits
 from tests.tinker.work.desk_doubles import JsonWire, ScriptedEngine, ScriptedTrainer, an_order
 
 # Small, so that recovery points are made and used.

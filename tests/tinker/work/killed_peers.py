@@ -13,10 +13,10 @@ from flotilla.learner.v1 import training_service_pb2 as train_pb
 from flotilla.learner.v1 import training_service_pb2_grpc as train_grpc
 from flotilla.rollout.v1 import sampling_service_pb2 as sample_pb
 from flotilla.rollout.v1 import sampling_service_pb2_grpc as sample_grpc
-from services.common.rpc import rpc
-from services.common.rpc.errors import ServiceError
-from services.tinker.ports import OrderRefused, OutOfOrder, Unknown
-from services.tinker.types import (
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.errors import ServiceError
+from flotilla_tinker.ports import OrderRefused, OutOfOrder, Unknown
+from flotilla_tinker.types import (
     AdamSettings,
     LossBatch,
     LossSequence,

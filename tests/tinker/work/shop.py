@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.tinker.types import ClientOrder, Failure, Kind, Pending, Result
-from services.tinker.work.desk import Desk, open_desk
-from services.tinker.work.limits import Limits
+from flotilla_tinker.types import ClientOrder, Failure, Kind, Pending, Result
+from flotilla_tinker.work.desk import Desk, open_desk
+from flotilla_tinker.work.limits import Limits
 from tests.support.waiting import until_seen
 from tests.tinker.work.desk_doubles import (
     JsonWire,

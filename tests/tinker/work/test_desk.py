@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Category, Failure, Kind, Pending
-from services.tinker.work.desk_errors import (
+from flotilla_tinker.types import Category, Failure, Kind, Pending
+from flotilla_tinker.work.desk_errors import (
     Away,
     BadOrder,
     Conflict,
@@ -15,7 +15,7 @@ from services.tinker.work.desk_errors import (
     TooLarge,
     TooMuch,
 )
-from services.tinker.work.limits import Limits
+from flotilla_tinker.work.limits import Limits
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import (
     BASE,
@@ -273,7 +273,7 @@ async def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
 async def test_peers_that_never_came_up_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.tinker.work.desk._FACTS_S", 0.1)
+    monkeypatch.setattr("flotilla_tinker.work.desk._FACTS_S", 0.1)
     async with a_shop(tmp_path, trainer=ScriptedTrainer(away=True)) as shop:
         with pytest.raises(Away, match="the trainer is starting"):
             await shop.model()

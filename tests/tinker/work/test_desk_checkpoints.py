@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Failure, Kind
-from services.tinker.work.desk_errors import BadOrder, GoneError, NotFound, TooMuch
-from services.tinker.work.limits import Limits
+from flotilla_tinker.types import Failure, Kind
+from flotilla_tinker.work.desk_errors import BadOrder, GoneError, NotFound, TooMuch
+from flotilla_tinker.work.limits import Limits
 from tests.tinker.work.desk_doubles import an_order, sample_order
 from tests.tinker.work.shop import Shop, a_shop, read
 

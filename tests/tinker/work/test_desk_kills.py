@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.common.process.child_environment import child_environment
+from flotilla_common.process.child_environment import child_environment
 from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT
 from tests.support.started_process import start_process

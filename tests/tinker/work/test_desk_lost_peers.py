@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.common.process.child_environment import child_environment
-from services.common.rpc import rpc
-from services.common.rpc.free_ports import free_address
-from services.tinker.adapters.sampling_peer import GrpcSamplingPeer
-from services.tinker.adapters.training_peer import GrpcTrainingPeer
-from services.tinker.types import Failure, Kind, Pending
-from services.tinker.work.desk import Desk, open_desk
-from services.tinker.work.limits import Limits
+from flotilla_common.process.child_environment import child_environment
+from flotilla_common.rpc import rpc
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_tinker.adapters.sampling_peer import GrpcSamplingPeer
+from flotilla_tinker.adapters.training_peer import GrpcTrainingPeer
+from flotilla_tinker.types import Failure, Kind, Pending
+from flotilla_tinker.work.desk import Desk, open_desk
+from flotilla_tinker.work.limits import Limits
 from tests.support.fake_peers import TOKEN
 from tests.support.process_forge import shared_forge
 from tests.support.repository import ROOT

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Failure, Kind, Pending, SamplerWeights
-from services.tinker.work.limits import Limits
+from flotilla_tinker.types import Failure, Kind, Pending, SamplerWeights
+from flotilla_tinker.work.limits import Limits
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import (
     REFUSED,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from services.tinker.types import Failure, Kind
-from services.tinker.work.desk_errors import (
+from flotilla_tinker.types import Failure, Kind
+from flotilla_tinker.work.desk_errors import (
     GoneError,
     NotFound,
     TooMuch,
 )
-from services.tinker.work.limits import Limits
+from flotilla_tinker.work.limits import Limits
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import (
     BASE,

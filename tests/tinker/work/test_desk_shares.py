@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.tinker.types import Failure, Kind
-from services.tinker.work.limits import Limits
+from flotilla_tinker.types import Failure, Kind
+from flotilla_tinker.work.limits import Limits
 from tests.support.waiting import until
 from tests.tinker.work.desk_doubles import (
     BASE,

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tinker.work.fair_share import FairShare
+from flotilla_tinker.work.fair_share import FairShare
 from tests.support.examples import examples
 
 COSTS = st.lists(st.integers(1, 100), min_size=3, max_size=3)

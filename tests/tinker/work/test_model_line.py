@@ -5,10 +5,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tinker.store.order_rows import UNLOAD_SEQ, OrderRow
-from services.tinker.types import Kind, Pending
-from services.tinker.work.model_line import ModelLine
-from services.tinker.work.order_book import OpenOrder
+from flotilla_tinker.store.order_rows import UNLOAD_SEQ, OrderRow
+from flotilla_tinker.types import Kind, Pending
+from flotilla_tinker.work.model_line import ModelLine
+from flotilla_tinker.work.order_book import OpenOrder
 from tests.support.examples import examples
 from tests.tinker.work.desk_doubles import an_order
 from tests.tinker.work.shop import a_shop, read

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.dialects.template import TemplateDialect
+from flotilla_environments.tiny_policy.build import Recipe, build
+from flotilla_environments.tiny_policy.train import Schedule
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
 from tests.support.shared_folders import SharedFolders
-from tools.tiny_policy.build import Recipe, build
-from tools.tiny_policy.train import Schedule
 
 MINI = Recipe(demonstrations=64, schedule=Schedule(steps=20))
 MINI_OTHER_SEED = replace(MINI, seed=1)

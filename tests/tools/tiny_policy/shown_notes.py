@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from services.common.episodes.conversations import Conversation
-from services.reading.demonstrations.conversation_rows import read_row
+from flotilla_common.episodes.conversations import Conversation
+from flotilla_reading.demonstrations.conversation_rows import read_row
 
 NAMES = ("amber", "basil", "cedar", "daisy", "ember", "fern", "grove", "hazel")
 

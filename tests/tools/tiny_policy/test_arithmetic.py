@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, make_problem
-from environments.gsm8k.verifiers.strict import marked_number
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.template import TemplateDialect
+from flotilla_environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, make_problem
+from flotilla_environments.gsm8k.verifiers.strict import marked_number
+from flotilla_environments.tiny_policy import __main__ as cli
+from flotilla_environments.tiny_policy import arithmetic
+from flotilla_environments.tiny_policy.build import MANIFEST, build, recipe_digest, recipe_for
+from flotilla_environments.tiny_policy.demonstrator import Habits
+from flotilla_environments.tiny_policy.tokenizer import train_tokenizer
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
 from tests.tools.tiny_policy.conftest import MINI
-from tools.tiny_policy import __main__ as cli
-from tools.tiny_policy import arithmetic
-from tools.tiny_policy.build import MANIFEST, build, recipe_digest, recipe_for
-from tools.tiny_policy.demonstrator import Habits
-from tools.tiny_policy.tokenizer import train_tokenizer
 
 DILIGENT = Habits(lazy={"arithmetic": 0.0}, sloppy=0.0)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
-from services.rollout.adapters.tokenizer import load_tokenizer
+from flotilla_environments.tiny_policy import __main__ as cli
+from flotilla_environments.tiny_policy.build import MANIFEST, BuildError, build, recipe_digest
+from flotilla_environments.tiny_policy.evaluate import evaluate, load_player
+from flotilla_rollout.adapters.tokenizer import load_tokenizer
 from tests.tools.tiny_policy.conftest import MINI, MINI_OTHER_SEED
-from tools.tiny_policy import __main__ as cli
-from tools.tiny_policy.build import MANIFEST, BuildError, build, recipe_digest
-from tools.tiny_policy.evaluate import evaluate, load_player
 
 FILES = {
     "config.json",
@@ -101,7 +101,8 @@ def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     assert (
-        "python -m tools.tiny_policy build --seed 0 --out build/tiny-0" in capsys.readouterr().out
+        "python -m flotilla_environments.tiny_policy build --seed 0 --out build/tiny-0"
+        in capsys.readouterr().out
     )
 
 

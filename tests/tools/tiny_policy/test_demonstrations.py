@@ -8,22 +8,22 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 
-from environments.api import ENV_KEYS, Instance, ToolError, open_instance
-from environments.name_lists import is_heldout_pair
-from environments.task_generator import make_data_id
-from environments.tasks import verifier_source
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import OK, Reply, ToolCall
-from tests.support.verifier_dialect import grade
-from tools.tiny_policy.demonstrations import (
+from flotilla_environments.api import ENV_KEYS, Instance, ToolError, open_instance
+from flotilla_environments.name_lists import is_heldout_pair
+from flotilla_environments.task_generator import make_data_id
+from flotilla_environments.tasks import verifier_source
+from flotilla_environments.tiny_policy.demonstrations import (
     make_assignment,
     make_demonstrations,
     prompt_ids,
     tokenize_episode,
 )
-from tools.tiny_policy.demonstrator import Habits, Turn, demonstrate
-from tools.tiny_policy.episodes import is_solved
+from flotilla_environments.tiny_policy.demonstrator import Habits, Turn, demonstrate
+from flotilla_environments.tiny_policy.episodes import is_solved
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import OK, Reply, ToolCall
+from tests.support.verifier_dialect import grade
 
 DILIGENT = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.0)
 

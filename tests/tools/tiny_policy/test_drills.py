@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from services.common.episodes.conversations import Conversation
+from flotilla_common.episodes.conversations import Conversation
+from flotilla_environments.tiny_policy.drills import find_values, leaves_of, make_drills, words_of
 from tests.tools.tiny_policy.shown_notes import NAMES, note_rows, shown_row, to_conversation
-from tools.tiny_policy.drills import find_values, leaves_of, make_drills, words_of
 
 SHOWN = [to_conversation(row) for row in note_rows()]
 

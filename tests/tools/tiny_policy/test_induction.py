@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from tools.tiny_policy.model import Shape, build_model
+from flotilla_environments.tiny_policy.model import Shape, build_model
 
 SHAPE = Shape(feed_forward=128, rope_theta=1e6, induces=True)
 WORDS, LENGTH = 300, 60

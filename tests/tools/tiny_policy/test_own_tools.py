@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from services.common.tasks.task_files import TaskFileError
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.rendering.conversation_renderer import ConversationRenderer
-from tests.support.shared_folders import SharedFolders
-from tests.tools.tiny_policy.shown_notes import note_rows, shown_row, to_conversation
-from tools.tiny_policy import __main__ as cli
-from tools.tiny_policy.build import MANIFEST, build, recipe_digest
-from tools.tiny_policy.own_tools import (
+from flotilla_common.tasks.task_files import TaskFileError
+from flotilla_environments.tiny_policy import __main__ as cli
+from flotilla_environments.tiny_policy.build import MANIFEST, build, recipe_digest
+from flotilla_environments.tiny_policy.own_tools import (
     LAST_LESSON,
     build_for_tools,
     make_course,
     recipe_for_tools,
     tokenise_conversation,
 )
-from tools.tiny_policy.train import Schedule
+from flotilla_environments.tiny_policy.train import Schedule
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.rendering.conversation_renderer import ConversationRenderer
+from tests.support.shared_folders import SharedFolders
+from tests.tools.tiny_policy.shown_notes import note_rows, shown_row, to_conversation
 
 SHORT = Schedule(steps=2, batch_size=4)
 MINI = replace(recipe_for_tools(0), demonstrations=40, basics=SHORT, schedule=SHORT)

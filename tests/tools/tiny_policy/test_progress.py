@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
-from tools.tiny_policy import __main__ as command
+from flotilla_environments.tiny_policy import __main__ as command
 
 
 def build_in_steps(out: Path, recipe: object, progress: Callable[[str, int, int], None]) -> bool:
@@ -21,7 +21,7 @@ def build_in_steps(out: Path, recipe: object, progress: Callable[[str, int, int]
 def test_a_build_says_what_it_does_and_how_far_it_has_come(*, terminal: bool) -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100)
-    with patch("tools.tiny_policy.build.build", build_in_steps):
+    with patch("flotilla_environments.tiny_policy.build.build", build_in_steps):
         assert command._build_policy(Path("made"), "tools", 0, console) == 0  # pyright: ignore[reportPrivateUsage]
     text = output.getvalue()
     assert "made: built" in text

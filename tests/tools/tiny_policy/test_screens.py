@@ -13,21 +13,25 @@ import torch
 from PIL import Image, ImageColor
 from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
 
-from environments.screen.layout import COLOURS, HEIGHT, WIDTH
-from services.common.images.placeholders import check_places, expand_pictures
-from services.common.images.vision_family import load_vision_family
-from services.common.spec.spec import VisionConfig
-from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.dialects.tagged_calls import parse_turn
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import DONE, ToolCall
+from flotilla_common.images.placeholders import check_places, expand_pictures
+from flotilla_common.images.vision_family import load_vision_family
+from flotilla_common.spec.spec import VisionConfig
+from flotilla_environments.screen.layout import COLOURS, HEIGHT, WIDTH
+from flotilla_environments.tiny_policy.build import build, recipe_for
+from flotilla_environments.tiny_policy.demonstrator import Habits
+from flotilla_environments.tiny_policy.eyes import Eyes
+from flotilla_environments.tiny_policy.screens import (
+    ScreenDemonstration,
+    make_demonstrations,
+    tokenize_episode,
+)
+from flotilla_environments.tiny_policy.tokenizer import IMAGE_PAD, VISION_TOKENS
+from flotilla_environments.tiny_policy.train import Schedule
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from flotilla_rollout.dialects.tagged_calls import parse_turn
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import DONE, ToolCall
 from tests.support.shared_folders import SharedFolders
-from tools.tiny_policy.build import build, recipe_for
-from tools.tiny_policy.demonstrator import Habits
-from tools.tiny_policy.eyes import Eyes
-from tools.tiny_policy.screens import ScreenDemonstration, make_demonstrations, tokenize_episode
-from tools.tiny_policy.tokenizer import IMAGE_PAD, VISION_TOKENS
-from tools.tiny_policy.train import Schedule
 
 SHORT = Schedule(steps=4, batch_size=4)
 MINI = replace(recipe_for("screen", 0), demonstrations=32, schedule=SHORT, basics=SHORT)

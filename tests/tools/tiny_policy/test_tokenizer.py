@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from environments.api import ENV_KEYS, open_instance
-from environments.name_lists import LISTS
-from environments.task_generator import make_data_id
-from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.dialects.template import TemplateDialect
-from services.rollout.dialects.turns import OK, Reply, ToolCall
-from tools.tiny_policy.demonstrations import prompt_ids
-from tools.tiny_policy.tokenizer import MARKUP_TOKENS
+from flotilla_environments.api import ENV_KEYS, open_instance
+from flotilla_environments.name_lists import LISTS
+from flotilla_environments.task_generator import make_data_id
+from flotilla_environments.tiny_policy.demonstrations import prompt_ids
+from flotilla_environments.tiny_policy.tokenizer import MARKUP_TOKENS
+from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
+from flotilla_rollout.dialects.template import TemplateDialect
+from flotilla_rollout.dialects.turns import OK, Reply, ToolCall
 
 NAMES = sorted({name for names in LISTS.values() for name in names})
 CONTEXTS = {

@@ -8,10 +8,10 @@ import torch
 from transformers import Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from tools.tiny_policy.evaluate import Score
-from tools.tiny_policy.model import Shape, build_model
-from tools.tiny_policy.sampler import Limits, left_padded, sample_turns
-from tools.tiny_policy.train import (
+from flotilla_environments.tiny_policy.evaluate import Score
+from flotilla_environments.tiny_policy.model import Shape, build_model
+from flotilla_environments.tiny_policy.sampler import Limits, left_padded, sample_turns
+from flotilla_environments.tiny_policy.train import (
     Example,
     Schedule,
     collate_batch,

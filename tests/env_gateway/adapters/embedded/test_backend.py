@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import Media, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.ports import Media, Text
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 from tests.support.fake_gateway import open_spec, opened, states
 from tests.support.grading_gateway import ENV_KEYS, embedded_gateway, reward_of
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_format import Task
-from services.env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
-from services.env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
-from services.env_gateway.config.backends import EmbeddedConfig
-from services.env_gateway.ports import BackendError, ProvisionRequest, SqlValue
+from flotilla_common.tasks.task_format import Task
+from flotilla_env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
+from flotilla_env_gateway.adapters.embedded.pool import EnvironmentWorker, WorkerPool
+from flotilla_env_gateway.config.backends import EmbeddedConfig
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest, SqlValue
 from tests.support.repository import ROOT
 from tests.support.started_process import started
 from tests.support.waiting import until
@@ -204,7 +204,7 @@ async def test_a_closed_pool_leaves_no_process() -> None:
 def test_workers_end_with_a_gateway_that_is_killed() -> None:
     program = textwrap.dedent("""
         import asyncio
-        from services.env_gateway.adapters.embedded.pool import WorkerPool
+        from flotilla_env_gateway.adapters.embedded.pool import WorkerPool
 
         async def main():
             pool = WorkerPool(size=2, hang_s=30.0)

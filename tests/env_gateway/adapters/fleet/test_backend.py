@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
-from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.common.rpc.errors import ConfigError
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.fleet import backend as fleet
-from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.supervised_server import SupervisedServer
-from services.env_gateway.config.backends import FLEET_URL, FleetConfig
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_common.domain.attempts import Grade, NoGradeReason, ToolOutcome
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.fleet import backend as fleet
+from flotilla_env_gateway.adapters.fleet.heartbeats import Heartbeats
+from flotilla_env_gateway.adapters.supervised_server import SupervisedServer
+from flotilla_env_gateway.config.backends import FLEET_URL, FleetConfig
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, opened
@@ -269,7 +269,7 @@ async def test_servers_with_sessions_and_event_streams_serve_as_well(hasty: Emul
 
 
 async def test_a_supervised_emulator_that_dies_loses_its_instances_and_is_replaced() -> None:
-    command = (sys.executable, "-m", "environments.fleet_emulator", "--port", "0")
+    command = (sys.executable, "-m", "flotilla_environments.fleet_emulator", "--port", "0")
     backend = fleet.build_fleet_backend(FleetConfig(command=command), max_calls=4)
     task = parse_task(json.dumps(make_task("booking", "train", 0)))
     try:

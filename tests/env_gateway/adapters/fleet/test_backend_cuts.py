@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
+from flotilla_common.domain.attempts import ToolOutcome
 from tests.env_gateway.backends.bench import Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason
-from services.env_gateway.adapters.fleet.backend import FleetBackend
+from flotilla_common.domain.attempts import NoGradeReason
+from flotilla_env_gateway.adapters.fleet.backend import FleetBackend
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.fleet import tools as fleet_tools
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import BackendError
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.adapters.fleet import tools as fleet_tools
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.ports import BackendError
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, states, task_json

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet.errors import classify_error
-from services.env_gateway.adapters.fleet.wire import find_duplicate_id
-from services.env_gateway.adapters.http_client import HttpError
+from flotilla_env_gateway.adapters.fleet.errors import classify_error
+from flotilla_env_gateway.adapters.fleet.wire import find_duplicate_id
+from flotilla_env_gateway.adapters.http_client import HttpError
 
 BAD_GATEWAY = "<html><h1>502 Bad Gateway</h1></html>"
 LIMIT = {

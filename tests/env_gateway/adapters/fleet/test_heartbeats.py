@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
-from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.api.alarms import GatewayAlarms
-from services.env_gateway.api.status import update_alarms_forever
-from services.env_gateway.ports import BackendError, HeartbeatLateness
+from flotilla_env_gateway.adapters.fleet.heartbeat_schedule import HeartbeatSchedule
+from flotilla_env_gateway.adapters.fleet.heartbeats import Heartbeats
+from flotilla_env_gateway.api.alarms import GatewayAlarms
+from flotilla_env_gateway.api.status import update_alarms_forever
+from flotilla_env_gateway.ports import BackendError, HeartbeatLateness
 from tests.env_gateway.adapters.fleet.virtual_time import in_virtual_time
 from tests.support.examples import examples
 from tests.support.fake_environments import ScriptedBackend

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.fleet import backend as fleet
-from services.env_gateway.config.backends import FleetConfig
-from services.env_gateway.ports import ProvisionRequest
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.fleet import backend as fleet
+from flotilla_env_gateway.config.backends import FleetConfig
+from flotilla_env_gateway.ports import ProvisionRequest
 from tests.env_gateway.backends.apps import BookingTasks
 from tests.env_gateway.backends.fleet_harness import Emulator
 

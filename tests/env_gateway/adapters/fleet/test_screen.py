@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.fleet.screen import parse_screenshot
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.ports import (
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.fleet.screen import parse_screenshot
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.ports import (
     BackendError,
     CallResult,
     Media,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from environments.api import open_instance
-from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
-from environments.fleet_emulator.computer.screen import Screen
-from environments.reference_policies import plan_calls
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.ports import Media, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.ports import Media, Text
+from flotilla_environments.api import open_instance
+from flotilla_environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
+from flotilla_environments.fleet_emulator.computer.screen import Screen
+from flotilla_environments.reference_policies import plan_calls
 from tests.env_gateway.backends.bench import Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, opened

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
 from tests.env_gateway.backends.apps import BookingTasks
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.support.fake_gateway import open_spec, opened

@@ -9,13 +9,13 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from services.common.domain.attempts import NoGradeReason
-from services.env_gateway.adapters.fleet.verifier import (
+from flotilla_common.domain.attempts import NoGradeReason
+from flotilla_env_gateway.adapters.fleet.verifier import (
     encode_arguments,
     make_bundle,
     parse_execution,
 )
-from services.env_gateway.grading.verdict import judge_execution
+from flotilla_env_gateway.grading.verdict import judge_execution
 
 SOURCE = "def verify(env, final_answer=None):\n    return 1\n"
 

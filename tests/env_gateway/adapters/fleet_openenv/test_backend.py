@@ -15,18 +15,18 @@ from typing import Any
 import psutil
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.common.tasks.task_format import parse_task
-from services.common.text.parsing import TextLimits
-from services.env_gateway.adapters.fleet_openenv.backend import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_common.text.parsing import TextLimits
+from flotilla_env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
     build_fleet_openenv_backend,
 )
-from services.env_gateway.adapters.fleet_openenv.codec import parse_parts
-from services.env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
-from services.env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
-from services.env_gateway.config.backends import FleetOpenEnvConfig
-from services.env_gateway.ports import (
+from flotilla_env_gateway.adapters.fleet_openenv.codec import parse_parts
+from flotilla_env_gateway.adapters.fleet_openenv.instance import FleetOpenEnvInstance
+from flotilla_env_gateway.adapters.fleet_openenv.worker_process import FleetTaskEnvProcess
+from flotilla_env_gateway.config.backends import FleetOpenEnvConfig
+from flotilla_env_gateway.ports import (
     BackendError,
     CheckReport,
     Execution,

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.env_gateway.adapters.mcp.servers import McpServersBackend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import Instance, Text
+from flotilla_env_gateway.adapters.mcp.servers import McpServersBackend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.ports import Instance, Text
 
 
 @asynccontextmanager

@@ -10,16 +10,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from environments.tasks import make_task
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.backend import McpBackend
+from flotilla_env_gateway.adapters.supervised_server import FixedAddress, SupervisedServer
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest
+from flotilla_environments.tasks import make_task
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened
 from tests.support.grading_gateway import grading_gateway
@@ -27,14 +27,14 @@ from tests.support.http_answers import serve_answers
 from tests.support.started_process import serving_process
 from tests.support.waiting import until
 
-COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
+COMMAND = (sys.executable, "-m", "flotilla_environments.serve", "--port", "0")
 CONFIG = McpServer(command=COMMAND, instances=True)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The URL of a server that the tests of this file share."""
-    command = environment_command("-m", "environments.serve", "--port", "0")
+    command = environment_command("-m", "flotilla_environments.serve", "--port", "0")
     with serving_process(command) as url:
         yield url
 

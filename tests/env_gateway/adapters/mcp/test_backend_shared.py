@@ -4,12 +4,12 @@ from typing import Any
 
 from aiohttp import web
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.supervised_server import FixedAddress
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import ProvisionRequest
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.backend import McpBackend
+from flotilla_env_gateway.adapters.supervised_server import FixedAddress
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.ports import ProvisionRequest
 from tests.env_gateway.adapters.mcp.test_session import answer, server_with
 from tests.support.fake_gateway import task_json
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.common.process.python_command import python_command
-from services.common.rpc.errors import ConfigError
-from services.env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
-from services.env_gateway.config.backends import McpServer
+from flotilla_common.process.python_command import python_command
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_env_gateway.adapters.mcp.episode_process import EpisodeProcesses, EpisodeServers
+from flotilla_env_gateway.config.backends import McpServer
 from tests.env_gateway.adapters.process_modes import MODES, use_mode
 from tests.support.marked_processes import Mark
 from tests.support.repository import ROOT
@@ -24,9 +24,9 @@ from tests.support.waiting import until
 
 _GATEWAY = """
 import asyncio, sys
-from services.env_gateway.adapters import process_namespace
-from services.env_gateway.adapters.mcp.episode_process import EpisodeServers
-from services.env_gateway.config.backends import McpServer
+from flotilla_env_gateway.adapters import process_namespace
+from flotilla_env_gateway.adapters.mcp.episode_process import EpisodeServers
+from flotilla_env_gateway.config.backends import McpServer
 
 if sys.argv[1] == "reaper":
     process_namespace.find_bubblewrap = lambda: None

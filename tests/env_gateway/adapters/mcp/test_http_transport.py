@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.http_transport import HttpTransport, SseTransport
-from services.env_gateway.adapters.mcp.session import McpSession
-from services.env_gateway.ports import BackendError, Text
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.http_transport import HttpTransport, SseTransport
+from flotilla_env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.ports import BackendError, Text
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT, answer
 from tests.support.http_server import serving_app
 

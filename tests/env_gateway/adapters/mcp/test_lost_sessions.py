@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.env_gateway.adapters.mcp.backend import McpBackend, build_mcp_backend
-from services.env_gateway.api.alarms import GatewayAlarms
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.limits.circuit_breaker import BreakerState
-from services.env_gateway.ports import CallAnswer, Text
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_env_gateway.adapters.mcp.backend import McpBackend, build_mcp_backend
+from flotilla_env_gateway.api.alarms import GatewayAlarms
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.limits.circuit_breaker import BreakerState
+from flotilla_env_gateway.ports import CallAnswer, Text
 from tests.env_gateway.adapters.mcp.test_session import INITIALIZE_RESULT, answer
 from tests.support.fake_gateway import open_spec, opened, running
 

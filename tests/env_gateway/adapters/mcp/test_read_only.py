@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.mcp.read_only import mark_read_only
-from services.env_gateway.config.backends import FleetConfig, McpServer, ToolServerConfig
-from services.env_gateway.ports import Tool
-from services.env_gateway.tools.tool_selection import COMPUTER
+from flotilla_env_gateway.adapters.mcp.read_only import mark_read_only
+from flotilla_env_gateway.config.backends import FleetConfig, McpServer, ToolServerConfig
+from flotilla_env_gateway.ports import Tool
+from flotilla_env_gateway.tools.tool_selection import COMPUTER
 
 SETTINGS: dict[str, Any] = {"url": "http://host", "read_only_tools": ("listed",)}
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.rpc.free_ports import free_port
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.http_client import HttpError, open_http_session
-from services.env_gateway.adapters.mcp.backend import build_mcp_backend
-from services.env_gateway.adapters.mcp.http_transport import HttpTransport
-from services.env_gateway.adapters.mcp.revision import ServerRevision
-from services.env_gateway.adapters.mcp.session import McpSession
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, ProvisionRequest, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.http_client import HttpError, open_http_session
+from flotilla_env_gateway.adapters.mcp.backend import build_mcp_backend
+from flotilla_env_gateway.adapters.mcp.http_transport import HttpTransport
+from flotilla_env_gateway.adapters.mcp.revision import ServerRevision
+from flotilla_env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, ProvisionRequest, Text
 from tests.env_gateway.adapters.mcp.test_session import TOOL, Handler, answer, server_with
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, opened, running, task_json

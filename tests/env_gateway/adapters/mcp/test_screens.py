@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import CallAnswer, Media, Part, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import CallAnswer, Media, Part, Text
 from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.grading_gateway import grading_gateway
 from tests.support.repository import ROOT

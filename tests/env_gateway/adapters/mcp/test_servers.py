@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_task
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.mcp.servers import McpServersBackend
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.mcp.servers import McpServersBackend
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.ports import BackendError, Instance, ProvisionRequest, QueryError
+from flotilla_environments.tasks import make_task
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import open_spec, task_json
@@ -161,7 +161,7 @@ async def test_a_server_that_does_not_start_ends_the_others(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "services.env_gateway.adapters.process_namespace.find_bubblewrap", lambda: None
+        "flotilla_env_gateway.adapters.process_namespace.find_bubblewrap", lambda: None
     )
     broken = server("broken", env={"LONG": "x" * 2**18})
     async with backend_of(section(server("a", "x"), broken)) as backend:
@@ -191,7 +191,7 @@ def test_a_program_or_script_that_is_not_there_is_refused_at_the_start(number: i
 @pytest.fixture
 def apps_url() -> Iterator[str]:
     """The URL of a server that shows a database of each instance."""
-    command = environment_command("-m", "environments.serve", "--port", "0")
+    command = environment_command("-m", "flotilla_environments.serve", "--port", "0")
     with serving_process(command) as url:
         yield url
 

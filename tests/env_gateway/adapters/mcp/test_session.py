@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.text.parsing import TextLimits
-from services.env_gateway.adapters.http_client import open_http_session
-from services.env_gateway.adapters.mcp.http_transport import HttpTransport
-from services.env_gateway.adapters.mcp.session import McpSession
-from services.env_gateway.adapters.mcp.wire import parse_parts
-from services.env_gateway.ports import BackendError, Media, Text
+from flotilla_common.text.parsing import TextLimits
+from flotilla_env_gateway.adapters.http_client import open_http_session
+from flotilla_env_gateway.adapters.mcp.http_transport import HttpTransport
+from flotilla_env_gateway.adapters.mcp.session import McpSession
+from flotilla_env_gateway.adapters.mcp.wire import parse_parts
+from flotilla_env_gateway.ports import BackendError, Media, Text
 from tests.support.http_server import serving_app
 
 INITIALIZE_RESULT = {

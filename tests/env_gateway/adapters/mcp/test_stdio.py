@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 import psutil
 import pytest
 
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.config.backends import McpServer
-from services.env_gateway.ports import BackendError, Instance, ProvisionRequest, Text
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.mcp.stdio import McpStdioBackend
+from flotilla_env_gateway.config.backends import McpServer
+from flotilla_env_gateway.ports import BackendError, Instance, ProvisionRequest, Text
 from tests.support.environment_processes import environment_command
 from tests.support.fake_gateway import task_json
 from tests.support.repository import ROOT

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.domain.attempts import ToolOutcome
-from services.common.rpc.free_ports import free_port
-from services.common.spec.config import parse_config
-from services.env_gateway.adapters.mcp.servers import McpServersBackend
-from services.env_gateway.api.alarms import GatewayAlarms
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import CallAnswer, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.spec.config import parse_config
+from flotilla_env_gateway.adapters.mcp.servers import McpServersBackend
+from flotilla_env_gateway.api.alarms import GatewayAlarms
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import CallAnswer, Text
 from tests.support.fake_gateway import open_spec, opened, task_json
 from tests.support.grading_gateway import grading_gateway
 from tests.support.waiting import until

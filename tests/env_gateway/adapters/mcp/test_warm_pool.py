@@ -11,13 +11,13 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.config import parse_config
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.mcp.servers import McpServersBackend
-from services.env_gateway.adapters.process_usage import measure_usage
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.config import parse_config
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.mcp.servers import McpServersBackend
+from flotilla_env_gateway.adapters.process_usage import measure_usage
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.ports import BackendError, Instance, PoolState, ProvisionRequest
 from tests.env_gateway.adapters.mcp.server_bench import backend_of, called, folders_of
 from tests.support.fake_gateway import task_json
 from tests.support.waiting import until

@@ -12,13 +12,13 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.domain.attempts import ToolOutcome
-from services.env_gateway.adapters.http_client import HttpError
-from services.env_gateway.adapters.mcp import wire as mcp_wire
-from services.env_gateway.adapters.mcp.transport import parse_message
-from services.env_gateway.api import codec
-from services.env_gateway.episodes.episode_session import MediaStore
-from services.env_gateway.ports import BackendError, CallAnswer, Media, Text
+from flotilla_common.domain.attempts import ToolOutcome
+from flotilla_env_gateway.adapters.http_client import HttpError
+from flotilla_env_gateway.adapters.mcp import wire as mcp_wire
+from flotilla_env_gateway.adapters.mcp.transport import parse_message
+from flotilla_env_gateway.api import codec
+from flotilla_env_gateway.episodes.episode_session import MediaStore
+from flotilla_env_gateway.ports import BackendError, CallAnswer, Media, Text
 from tests.env_gateway.adapters.mcp.test_session import answer, failing, session_with
 from tests.support.examples import examples
 

@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 
-from environments.api import ENV_KEYS, open_instance
-from environments.local_verifier import run_verifier
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
-from services.common.domain.attempts import NoGradeReason, ToolOutcome
-from services.common.tasks.task_format import parse_task
-from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, build_openenv_backend
-from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.config.openenv import OpenEnvConfig
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.ports import (
+from flotilla_common.domain.attempts import NoGradeReason, ToolOutcome
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_env_gateway.adapters.openenv.backend import OpenEnvBackend, build_openenv_backend
+from flotilla_env_gateway.adapters.openenv.instance import OpenEnvInstance
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.config.openenv import OpenEnvConfig
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.ports import (
     BackendError,
     CallResult,
     CheckReport,
@@ -35,6 +31,10 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
+from flotilla_environments.api import ENV_KEYS, open_instance
+from flotilla_environments.local_verifier import run_verifier
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
 from tests.support.fake_gateway import open_spec, opened, states
 from tests.support.grading_gateway import grading_gateway
 from tests.support.openenv_servers import example_command
@@ -305,7 +305,7 @@ async def test_there_is_no_database_to_query(odd: str) -> None:
 
 async def test_the_apps_of_one_supervised_server_answer_as_they_do_embedded() -> None:
     """The client sends the key that the server was started with and requires."""
-    command = (sys.executable, "-m", "environments.serve", "--openenv")
+    command = (sys.executable, "-m", "flotilla_environments.serve", "--openenv")
     backend = build_openenv_backend(OpenEnvConfig(command=command, path="/{env_key}"), max_calls=4)
     for env_key in ENV_KEYS:
         raw = make_task(env_key, "train", 1)

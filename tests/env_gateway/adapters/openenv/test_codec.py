@@ -15,14 +15,14 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.tasks.task_format import parse_task
-from services.common.text.parsing import TextLimits
-from services.env_gateway.adapters.openenv import codec
-from services.env_gateway.adapters.openenv.instance import OpenEnvInstance
-from services.env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
-from services.env_gateway.config.openenv import OpenEnvConfig
-from services.env_gateway.ports import BackendError, CheckReport, Media, Text
-from services.env_gateway.verify.check_report import Returned
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_common.text.parsing import TextLimits
+from flotilla_env_gateway.adapters.openenv import codec
+from flotilla_env_gateway.adapters.openenv.instance import OpenEnvInstance
+from flotilla_env_gateway.adapters.openenv.wire import OpenEnvChannel, OpenEnvError, open_channel
+from flotilla_env_gateway.config.openenv import OpenEnvConfig
+from flotilla_env_gateway.ports import BackendError, CheckReport, Media, Text
+from flotilla_env_gateway.verify.check_report import Returned
 from tests.support.examples import examples
 from tests.support.fake_gateway import task_json
 from tests.support.http_server import serving_app

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.common.spec.config import parse_config
-from services.env_gateway.adapters.backend_factory import build_backend
-from services.env_gateway.adapters.replay.backend import ReplayBackend
-from services.env_gateway.adapters.replay.recorder import Recording
-from services.env_gateway.config.backends import ReplayConfig
-from services.env_gateway.config.gateway import EnvGatewayConfig
-from services.env_gateway.episodes.episode_session import Session
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import Backend, CallAnswer
+from flotilla_common.spec.config import parse_config
+from flotilla_env_gateway.adapters.backend_factory import build_backend
+from flotilla_env_gateway.adapters.replay.backend import ReplayBackend
+from flotilla_env_gateway.adapters.replay.recorder import Recording
+from flotilla_env_gateway.config.backends import ReplayConfig
+from flotilla_env_gateway.config.gateway import EnvGatewayConfig
+from flotilla_env_gateway.episodes.episode_session import Session
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import Backend, CallAnswer
 from tests.support.fake_environments import FakeGrader
 from tests.support.fake_gateway import running
 from tests.support.grading_gateway import grading_gateway

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.domain.attempts import Grade, NoGradeReason, ToolOutcome
-from services.env_gateway.episodes.episode_book import EpisodeState
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import BackendError, CallAnswer, CallResult, Media, Text, Tool
+from flotilla_common.domain.attempts import Grade, NoGradeReason, ToolOutcome
+from flotilla_env_gateway.episodes.episode_book import EpisodeState
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import BackendError, CallAnswer, CallResult, Media, Text, Tool
 from tests.env_gateway.adapters.mcp.test_servers import server
 from tests.env_gateway.adapters.replay.record_bench import (
     call,

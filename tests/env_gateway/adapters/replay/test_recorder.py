@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.domain.attempts import Grade, NoGradeReason
-from services.common.rpc.errors import ConfigError
-from services.common.text import redaction
-from services.env_gateway.adapters.replay.recorder import Recording
-from services.env_gateway.episodes.gateway import Gateway
-from services.env_gateway.ports import CallResult, Media, Text
+from flotilla_common.domain.attempts import Grade, NoGradeReason
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.text import redaction
+from flotilla_env_gateway.adapters.replay.recorder import Recording
+from flotilla_env_gateway.episodes.gateway import Gateway
+from flotilla_env_gateway.ports import CallResult, Media, Text
 from tests.env_gateway.adapters.replay.record_bench import call, recording, replaying
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import open_spec, opened

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_task
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
-from services.common.domain.attempts import AttemptKey, FailureKind, NoGradeReason
-from services.common.domain.trajectory import Trajectory
-from services.common.rpc import rpc
-from services.rollout.adapters.env_gateway import GatewayEnvironment
-from services.rollout.episodes.episode import Attempt
-from services.rollout.types import Sampling
+from flotilla_common.domain.attempts import AttemptKey, FailureKind, NoGradeReason
+from flotilla_common.domain.trajectory import Trajectory
+from flotilla_common.rpc import rpc
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_task
+from flotilla_rollout.adapters.env_gateway import GatewayEnvironment
+from flotilla_rollout.episodes.episode import Attempt
+from flotilla_rollout.types import Sampling
 from tests.support.gateway_process import TOKEN, open_episode, serving_process, write_spec
 from tests.support.rollout import runner
 from tests.support.waiting import until
@@ -167,7 +167,7 @@ def test_a_folder_without_a_recording_is_an_error_before_anything_starts(
     if content is not None:
         (tmp_path / "recording" / "format.json").write_bytes(content)
     spec = write_spec(tmp_path, REPLAY.format(run=tmp_path))
-    command = [sys.executable, "-m", "services.env_gateway", "--config", str(spec)]
+    command = [sys.executable, "-m", "flotilla_env_gateway", "--config", str(spec)]
     ended = subprocess.run(
         [*command, "--run-dir", str(tmp_path)],
         capture_output=True,

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from environments.api import Picture, ToolError, open_instance
-from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH, Element
-from environments.fleet_emulator.computer.screen import Screen
-from environments.fleet_emulator.computer.tool import Computer
-from environments.reference_policies import plan_calls
+from flotilla_environments.api import Picture, ToolError, open_instance
+from flotilla_environments.fleet_emulator.computer.layout import HEIGHT, WIDTH, Element
+from flotilla_environments.fleet_emulator.computer.screen import Screen
+from flotilla_environments.fleet_emulator.computer.tool import Computer
+from flotilla_environments.reference_policies import plan_calls
 from tests.environments.fleet_emulator_process import call_tool, created, emulating, execute, rpc
 
 BOOKING = {"env_id": "booking", "data_id": "train-000000"}

@@ -16,9 +16,9 @@ import psutil
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
-from services.common.rpc import rpc
-from services.launcher.security.launcher_address import read_address
-from services.launcher.store.ledger import Ledger
+from flotilla_common.rpc import rpc
+from flotilla_launcher.security.launcher_address import read_address
+from flotilla_launcher.store.ledger import Ledger
 from tests.support.launcher import left_running, spec
 from tests.support.launcher_process import address_of, start_launcher
 from tests.support.waiting import until_seen

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.ports import BackendError, LaunchSpec
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.ports import BackendError, LaunchSpec
 from tests.support.launcher import left_running, serving, spec
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.local.marked_processes import MARK_VARIABLE
-from services.launcher.backends.ports import LaunchSpec
-from services.launcher.state import Unit
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
+from flotilla_launcher.backends.ports import LaunchSpec
+from flotilla_launcher.state import Unit
 
 
 async def test_an_orphan_is_found_by_its_mark_alone_and_ended_with_its_children(

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.weights.shared_memory import (
+from flotilla_common.weights.shared_memory import (
     SHARED_MEMORY,
     private_folder,
     remove_folders,
     shared_name,
 )
-from services.launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.local.backend import LocalBackend
 from tests.support.repository import ROOT
 from tests.support.started_process import started
 
@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path: Path
     name = shared_name("run", tmp_path)
     program = f"""
         import sys, time
-        from services.common.weights.shared_memory import private_folder
+        from flotilla_common.weights.shared_memory import private_folder
         with private_folder({name!r}) as folder:
             (folder / "weights").touch()
             print(folder, flush=True)
@@ -115,8 +115,8 @@ def test_names_of_a_stranger_stop_no_run_and_are_left_alone(tmp_path: Path) -> N
         output = as_user(
             f"""
             import asyncio, pathlib
-            from services.common.weights.shared_memory import private_folder
-            from services.launcher.backends.local.backend import LocalBackend
+            from flotilla_common.weights.shared_memory import private_folder
+            from flotilla_launcher.backends.local.backend import LocalBackend
             with private_folder({f"{name}-learner"!r}) as folder:
                 (folder / "weights").write_text("of the user")
                 print(asyncio.run(LocalBackend(pathlib.Path({str(runs)!r})).clean_run("run")).gone)
@@ -166,7 +166,7 @@ def as_user(program: str) -> str:
     """The output of a program run by an unprivileged user. It imports first: the user need not be
     able to read the repository."""
     imports = (
-        "import services.launcher.backends.local.backend, services.common.weights.shared_memory\n"
+        "import flotilla_launcher.backends.local.backend, flotilla_common.weights.shared_memory\n"
     )
     imports += "import asyncio, concurrent.futures.thread\n"
     become = f"import os; os.setgroups([]); os.setgid({USER}); os.setuid({USER})\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.local import gpu_reservations
-from services.launcher.backends.local.gpu_reservations import GpuReservations
-from services.launcher.backends.ports import BackendError, DeviceClaim
+from flotilla_launcher.backends.local import gpu_reservations
+from flotilla_launcher.backends.local.gpu_reservations import GpuReservations
+from flotilla_launcher.backends.ports import BackendError, DeviceClaim
 from tests.launcher.backends.local.queueing import gpu_name
 
 

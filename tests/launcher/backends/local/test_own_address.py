@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.backends.local import own_address
-from services.launcher.backends.local.backend import LocalBackend
-from services.launcher.backends.local.own_address import find_own_host, route_address
-from services.launcher.backends.ports import BackendError, LaunchSpec
-from services.launcher.config.launcher import LauncherConfig, ServiceShape
-from services.launcher.config.local import LocalConfig
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.backends.local import own_address
+from flotilla_launcher.backends.local.backend import LocalBackend
+from flotilla_launcher.backends.local.own_address import find_own_host, route_address
+from flotilla_launcher.backends.ports import BackendError, LaunchSpec
+from flotilla_launcher.config.launcher import LauncherConfig, ServiceShape
+from flotilla_launcher.config.local import LocalConfig
 from tests.support.run_specs import bare_spec
 
 PRIVATE = LauncherConfig(local=LocalConfig(network="private"))

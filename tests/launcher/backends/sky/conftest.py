@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
 from tests.support.skypilot.in_process import skypilot_here
 from tests.support.skypilot.server import Server
 

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from services.launcher.backends.ports import BackendUnreachable, LaunchSpec
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ReplicaKey, Unit
+from flotilla_launcher.backends.ports import BackendUnreachable, LaunchSpec
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, ReplicaKey, Unit
 from tests.support import sky_launches
 
 T = TypeVar("T")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase, UnitReport
-from services.launcher.backends.ports import BackendError, BackendUnreachable
-from services.launcher.backends.sky import names
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, Unit
+from flotilla_launcher.agent_protocol import EXIT_PREEMPTED, UnitPhase, UnitReport
+from flotilla_launcher.backends.ports import BackendError, BackendUnreachable
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, ExitStatus, Unit
 from tests.launcher.backends.sky.starting import brief, start_all, until_answered
 from tests.support import sky_launches
 from tests.support.skypilot.server import Server

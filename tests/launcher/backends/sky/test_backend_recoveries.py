@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky import cluster
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.backends.sky import cluster
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.state import ROLLOUT
 from tests.launcher.backends.sky.starting import brief, until_answered
 from tests.support.skypilot.server import Server
 

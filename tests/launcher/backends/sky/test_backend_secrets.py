@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from services.common.process.child_environment import child_environment
-from services.launcher.backends.ports import BackendError
-from services.launcher.backends.sky import cost_estimate, task_documents
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.security import service_variables
-from services.launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
-from services.launcher.security.service_variables import (
+from flotilla_common.process.child_environment import child_environment
+from flotilla_launcher.backends.ports import BackendError
+from flotilla_launcher.backends.sky import cost_estimate, task_documents
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.security import service_variables
+from flotilla_launcher.security.sealed_secrets import KEY_FILE, unseal_secrets
+from flotilla_launcher.security.service_variables import (
     LAUNCHERS_OWN,
     inherited_variables,
     variables_of_any_service,
 )
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, ReplicaKey
 from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config, launch
 from tests.support.skypilot.server import Server

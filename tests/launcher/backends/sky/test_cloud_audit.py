@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.common.spec.config import canonical_json
-from services.launcher.backends.ports import BackendUnreachable
-from services.launcher.backends.sky import names
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.state import LEARNER, ROLLOUT
+from flotilla_common.spec.config import canonical_json
+from flotilla_launcher.backends.ports import BackendUnreachable
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.state import LEARNER, ROLLOUT
 from tests.support import sky_launches
 from tests.support.skypilot.server import Server
 

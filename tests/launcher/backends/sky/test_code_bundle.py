@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky.code_bundle import CodeError, pin_code, read_pinned_commit
+from flotilla_launcher.backends.sky.code_bundle import CodeError, pin_code, read_pinned_commit
 from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config
 

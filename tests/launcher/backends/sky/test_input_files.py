@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky.code_bundle import CodeError, pin_code
-from services.launcher.backends.sky.input_files import copy_inputs, key_by_input
+from flotilla_launcher.backends.sky.code_bundle import CodeError, pin_code
+from flotilla_launcher.backends.sky.input_files import copy_inputs, key_by_input
 from tests.support.run_specs import bare_spec
 
 SPEC: dict[str, Any] = {

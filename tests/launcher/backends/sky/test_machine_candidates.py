@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.sky import machine_candidates
-from services.launcher.backends.sky.status import Place
-from services.launcher.backends.sky.task_documents import describe_machine
-from services.launcher.config.sky import Machine, Machines
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from flotilla_launcher.backends.sky import machine_candidates
+from flotilla_launcher.backends.sky.status import Place
+from flotilla_launcher.backends.sky.task_documents import describe_machine
+from flotilla_launcher.config.sky import Machine, Machines
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.support.run_specs import bare_spec
 from tests.support.sky_launches import config
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.common.spec.spec_loading import load_spec
-from services.launcher.backends.sky.machine_script import WatchedReplica, run_script
-from services.launcher.backends.sky.single_machine import whole_run_task
-from services.launcher.run_spec import read_spec
-from services.launcher.state import ReplicaKey
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.backends.sky.machine_script import WatchedReplica, run_script
+from flotilla_launcher.backends.sky.single_machine import whole_run_task
+from flotilla_launcher.run_spec import read_spec
+from flotilla_launcher.state import ReplicaKey
 from tests.support.repository import ROOT
 
 LEARNER, GATEWAY, ROLLOUT = ("learner", 0), ("env_gateway", 0), ("rollout", 0)
@@ -34,7 +34,7 @@ def arguments(
     watched = WatchedReplica(
         run_id="run",
         key=key,
-        module=f"services.{key[0]}",
+        module=f"flotilla_{key[0]}",
         python=str(python),
         registry="launcher.example.com:7",
         port=50051,
@@ -98,7 +98,7 @@ def test_a_project_with_a_services_package_of_its_own_runs_ours(
         script = whole_run_task("missing.toml", read_spec(spec))["run"]
     else:
         watched = WatchedReplica(
-            "run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60
+            "run", ROLLOUT, "flotilla_rollout", sys.executable, "h:7", 0, False, 60
         )
         script = run_script(watched)
     done = subprocess.run(
@@ -115,7 +115,7 @@ def test_the_code_that_a_machine_was_given_goes_before_what_is_installed_there(
     (tmp_path / "services").mkdir()
     (tmp_path / "services/__init__.py").write_text("raise SystemExit('given')")
     watched = WatchedReplica(
-        "run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60
+        "run", ROLLOUT, "flotilla_rollout", sys.executable, "h:7", 0, False, 60
     )
     done = subprocess.run(
         ["bash", "-c", run_script(watched)], cwd=tmp_path, capture_output=True, text=True

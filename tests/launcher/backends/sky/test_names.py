@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.backends.sky import names
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 # Length of a name that no cloud cuts.
 _NAME_LIMIT = 25

@@ -1,6 +1,6 @@
 """A machine with our prefix that SkyPilot does not know is an orphan."""
 
-from services.launcher.backends.sky.orphan_machines import BilledMachine, find_orphans
+from flotilla_launcher.backends.sky.orphan_machines import BilledMachine, find_orphans
 
 
 def test_machines_of_clusters_that_skypilot_knows_and_of_others_are_no_orphans() -> None:

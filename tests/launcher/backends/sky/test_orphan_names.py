@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.launcher.backends.sky import names
-from services.launcher.backends.sky.orphan_names import is_of_run, is_orphan_name, run_mark_of
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.backends.sky import names
+from flotilla_launcher.backends.sky.orphan_names import is_of_run, is_orphan_name, run_mark_of
+from flotilla_launcher.state import ROLLOUT
 
 OWNER = "abc"
 NAME = names.member_name(OWNER, "run-1", (ROLLOUT, 0))

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.ports import BackendError, CapacityError, SetupError
-from services.launcher.backends.sky.backend import SkyBackend
-from services.launcher.state import GATEWAY, ROLLOUT
+from flotilla_launcher.backends.ports import BackendError, CapacityError, SetupError
+from flotilla_launcher.backends.sky.backend import SkyBackend
+from flotilla_launcher.state import GATEWAY, ROLLOUT
 from tests.launcher.backends.sky.starting import brief
 from tests.support.skypilot.server import Server
 from tests.support.skypilot.state import Script

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.backends.sky.cost_estimate import OfferMaker
-from services.launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
-from services.launcher.backends.sky.status import Place
-from services.launcher.config.sky import Machine, Machines
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.backends.sky.cost_estimate import OfferMaker
+from flotilla_launcher.backends.sky.price_catalog import PriceCatalog, cheapest_price
+from flotilla_launcher.backends.sky.status import Place
+from flotilla_launcher.config.sky import Machine, Machines
+from flotilla_launcher.state import ROLLOUT
 from tests.support import sky_launches
 from tests.support.sky_launches import VMS
 

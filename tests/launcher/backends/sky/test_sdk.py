@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from services.launcher.backends.ports import (
+from flotilla_launcher.backends.ports import (
     BackendError,
     BackendUnreachable,
     CapacityError,
     SetupError,
     StartLostError,
 )
-from services.launcher.backends.sky import names, pending_requests
-from services.launcher.backends.sky.sdk import SkyClient
-from services.launcher.state import ROLLOUT
+from flotilla_launcher.backends.sky import names, pending_requests
+from flotilla_launcher.backends.sky.sdk import SkyClient
+from flotilla_launcher.state import ROLLOUT
 from tests.support.skypilot.in_process import sdk_at
 
 _LIMIT_S = 0.3

@@ -11,17 +11,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from services.common.spec.config import parse_config
-from services.common.spec.spec_loading import load_spec
-from services.launcher.backends.sky import single_machine
-from services.launcher.cli import app, plan, train
-from services.launcher.cli.train import TrainOptions
-from services.launcher.doctor.findings import Finding
-from services.launcher.doctor.run_context import RunContext
-from services.launcher.run_spec import RunSpec, read_spec
-from services.launcher.security.service_variables import variables_of_any_service
-from services.learner.config.learner import LearnerConfig
-from services.rollout.config.rollout import RolloutConfig
+from flotilla_common.spec.config import parse_config
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_launcher.backends.sky import single_machine
+from flotilla_launcher.cli import app, plan, train
+from flotilla_launcher.cli.train import TrainOptions
+from flotilla_launcher.doctor.findings import Finding
+from flotilla_launcher.doctor.run_context import RunContext
+from flotilla_launcher.run_spec import RunSpec, read_spec
+from flotilla_launcher.security.service_variables import variables_of_any_service
+from flotilla_learner.config.learner import LearnerConfig
+from flotilla_rollout.config.rollout import RolloutConfig
 from tests.support.repository import ROOT
 
 FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
@@ -50,7 +50,7 @@ def started(
 def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
     """The arguments that the task's script passes to `flotilla`."""
     safe, option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
-    assert (safe, option, module) == ("-P", "-m", "services.launcher.cli.app")
+    assert (safe, option, module) == ("-P", "-m", "flotilla_launcher.cli.app")
     return arguments
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.launcher.agent.arguments import parse_arguments
-from services.launcher.backends.sky import cost_estimate, names, task_documents
-from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
+from flotilla_launcher.agent.arguments import parse_arguments
+from flotilla_launcher.backends.sky import cost_estimate, names, task_documents
+from flotilla_launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
 from tests.support.sky_launches import RUN_ID, config, launch
 
 _KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
@@ -78,13 +78,13 @@ def _started(document: dict[str, Any], rank: int) -> list[str]:
         (
             (LEARNER, 0),
             "learner-node-1",
-            "services.learner.ranks",
+            "flotilla_learner.ranks",
             {"--learner.rank.nodes=2", "--learner.rank.ray_port=4713"},
         ),
         (
             (ROLLOUT, 3),
             "rollout-3-node-1",
-            "services.rollout.nodes",
+            "flotilla_rollout.nodes",
             # Each replica has its own: on Slurm, two may share a machine.
             {"--rollout.engine.nodes=2", "--rollout.engine.ray_port=4717"},
         ),
@@ -99,13 +99,13 @@ def test_the_first_machine_of_a_replica_runs_it_and_the_others_what_joins_it(
     assert document["num_nodes"] == 2
     first, second = (_started(document, rank) for rank in (0, 1))
     at = first.index("--")
-    given = parse_arguments(first[first.index("services.launcher.agent") + 1 :])
+    given = parse_arguments(first[first.index("flotilla_launcher.agent") + 1 :])
     assert (given.node, given.label) == (0, f"{service}-{index}")
-    assert first[at + 4] == f"services.{service}" and "--listen=10.0.0.7:0" in first[at:]
+    assert first[at + 4] == f"flotilla_{service}" and "--listen=10.0.0.7:0" in first[at:]
     assert first[first.index("--replica", at) + 1] == str(index)
     own_folder = given.run_dir
     at = second.index("--")
-    given = parse_arguments(second[second.index("services.launcher.agent") + 1 :])
+    given = parse_arguments(second[second.index("flotilla_launcher.agent") + 1 :])
     assert (given.node, given.label, given.key) == (1, label, key)
     assert given.run_dir != own_folder, "machines of a Slurm share a file system"
     assert second[at + 4] == further

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
 
-from services.launcher.cli.adapters.chat_conversation import ChatConversation
-from services.launcher.cli.adapters.chat_endpoint import ModelTurn, WrittenCall
-from services.launcher.cli.terminal import Terminal
-from services.launcher.cli.turn_interrupts import TurnInterrupts
-from services.reading.play.ports import CallResult, Grade, Opening
+from flotilla_launcher.cli.adapters.chat_conversation import ChatConversation
+from flotilla_launcher.cli.adapters.chat_endpoint import ModelTurn, WrittenCall
+from flotilla_launcher.cli.terminal import Terminal
+from flotilla_launcher.cli.turn_interrupts import TurnInterrupts
+from flotilla_reading.play.ports import CallResult, Grade, Opening
 
 
 class OnceGraded:

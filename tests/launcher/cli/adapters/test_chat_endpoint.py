@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
-from services.common.text.parsing import TextLimits
-from services.launcher.cli.adapters import chat_endpoint
-from services.launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, open_endpoint
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_common.text.parsing import TextLimits
+from flotilla_launcher.cli.adapters import chat_endpoint
+from flotilla_launcher.cli.adapters.chat_endpoint import EndpointError, ModelTurn, open_endpoint
 from tests.support.http_answers import Answer, serve_answers
 from tests.support.scripted_model import MODEL, Say, as_answer, call, completion, serve_model
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.ports import BackendError
-from services.launcher.cli.adapters.gateway_player import GatewayPlayer
-from services.reading.play.ports import PlayError
+from flotilla_env_gateway.ports import BackendError
+from flotilla_launcher.cli.adapters.gateway_player import GatewayPlayer
+from flotilla_reading.play.ports import PlayError
 from tests.contract.test_episode_service import serving
 from tests.support.fake_environments import ScriptedBackend
 from tests.support.fake_gateway import task_json

@@ -1,6 +1,6 @@
 """The gateway of a command that plays episodes itself."""
 
-from services.launcher.cli.adapters.play_gateway import paid_backend
+from flotilla_launcher.cli.adapters.play_gateway import paid_backend
 
 EMULATED = {"backend": "fleet", "backends": {"fleet": {"command": ["emulator"]}}}
 PAID = {"backend": "embedded", "environments": {"shop": {"backend": "fleet_openenv"}}}

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.launcher.cli.adapters import vllm_server
-from services.launcher.cli.adapters.vllm_server import serve_model
-from services.launcher.cli.terminal import CommandError
+from flotilla_launcher.cli.adapters import vllm_server
+from flotilla_launcher.cli.adapters.vllm_server import serve_model
+from flotilla_launcher.cli.terminal import CommandError
 from tests.support.repository import ROOT
 
 
@@ -91,7 +91,7 @@ def test_a_model_that_vllm_serves_plays_a_task(engine_folder: Path, tmp_path: Pa
     words = ["docs/examples/notes.toml", "docs/examples/notes_tasks.json", "--attempts", "2"]
     words += ["--model", str(engine_folder), "--vllm-args", options, "--out", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "services.launcher.cli.app", "env", "try", *words],
+        [sys.executable, "-m", "flotilla_launcher.cli.app", "env", "try", *words],
         capture_output=True,
         text=True,
         cwd=ROOT,

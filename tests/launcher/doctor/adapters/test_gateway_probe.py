@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from environments.tasks import make_task
-from services.launcher.doctor.findings import Status
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import check, probed, spec, subject
 
 
@@ -31,7 +31,7 @@ def children() -> list[str]:
         # A gateway that is just ending has none.
         with suppress(psutil.NoSuchProcess):
             found.append(" ".join(child.cmdline()))
-    return [command for command in found if "services.env_gateway" in command]
+    return [command for command in found if "flotilla_env_gateway" in command]
 
 
 async def test_a_backend_that_does_not_start_is_quoted_with_its_error(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from environments.api import ENV_KEYS
-from environments.tasks import make_task
-from services.common.spec.spec_loading import load_spec
-from services.env_gateway.adapters.replay.recorder import Recording
-from services.launcher.doctor.findings import ProbeResult, Status
+from flotilla_common.spec.spec_loading import load_spec
+from flotilla_env_gateway.adapters.replay.recorder import Recording
+from flotilla_environments.api import ENV_KEYS
+from flotilla_environments.tasks import make_task
+from flotilla_launcher.doctor.findings import ProbeResult, Status
 from tests.launcher.doctor import own_environment
 from tests.support.doctor import check, probed, spec, subject
 

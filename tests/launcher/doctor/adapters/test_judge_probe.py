@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.common.rpc.free_ports import free_address
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.run_context import RunContext
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.run_context import RunContext
 from tests.support.doctor import Handle, check, double, probed, spec, subject
 
 KEY = "judge-key-for-tests-0123"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.free_ports import free_address, free_port
-from services.launcher.doctor.findings import Status
+from flotilla_common.rpc.free_ports import free_address, free_port
+from flotilla_launcher.doctor.findings import Status
 from tests.support.doctor import check, double, emulator, probed, spec, subject
 from tests.support.remote_checkpoints import BUCKET, s3_server
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tinker.lib.base_url import DEFAULT_BASE_URL
 
-from services.common.rpc.free_ports import free_address
-from services.launcher.config.tinker_rules import LIMITS
-from services.launcher.doctor.adapters.tinker_probe import HOSTED_URL
-from services.launcher.doctor.findings import Status
-from services.launcher.doctor.run_context import RunContext
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_launcher.config.tinker_rules import LIMITS
+from flotilla_launcher.doctor.adapters.tinker_probe import HOSTED_URL
+from flotilla_launcher.doctor.findings import Status
+from flotilla_launcher.doctor.run_context import RunContext
 from tests.support.doctor import Handle, check, double, probed, spec, subject
 
 KEY = "tml-a-key-of-tinker-for-tests"

@@ -4,8 +4,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
-from services.launcher.notify.adapters.webhook_post import WebhookError, post_json
+from flotilla_common.rpc.free_ports import free_port
+from flotilla_launcher.notify.adapters.webhook_post import WebhookError, post_json
 from tests.support.http_answers import Answer, serve_answers
 
 

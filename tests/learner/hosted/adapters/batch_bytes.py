@@ -5,9 +5,9 @@ from typing import Any
 
 from tinker import types
 
-from services.learner.hosted.adapters import tinker_trainer
-from services.learner.hosted.datums import loss_batch, moving_parts
-from services.learner.hosted.step_result import prepare
+from flotilla_learner.hosted.adapters import tinker_trainer
+from flotilla_learner.hosted.datums import loss_batch, moving_parts
+from flotilla_learner.hosted.step_result import prepare
 from tests.learner.hosted.hosted_runs import learner_config, policy_config, train_batch
 
 

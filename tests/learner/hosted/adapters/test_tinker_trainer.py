@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process.python_command import python_command
-from services.learner.hosted.adapters import tinker_trainer
-from services.learner.hosted.hosted_ranks import HostedRanks
-from services.learner.ports import RankError
+from flotilla_common.process.python_command import python_command
+from flotilla_learner.hosted.adapters import tinker_trainer
+from flotilla_learner.hosted.hosted_ranks import HostedRanks
+from flotilla_learner.ports import RankError
 from tests.learner.hosted.conftest import HostedFront
 from tests.learner.hosted.hosted_runs import open_ranks, started, train_batch
 from tests.support.faulty_tinker import FaultyTinker, faulty_tinker

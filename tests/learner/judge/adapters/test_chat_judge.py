@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.common.rpc.errors import ConfigError
-from services.common.rpc.free_ports import free_address
-from services.common.spec.config import parse_config
-from services.learner.config.judge import JudgeConfig
-from services.learner.judge.adapters.chat_judge import ChatJudge
-from services.learner.ports import (
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_common.spec.config import parse_config
+from flotilla_learner.config.judge import JudgeConfig
+from flotilla_learner.judge.adapters.chat_judge import ChatJudge
+from flotilla_learner.ports import (
     JudgeAnswer,
     JudgeDownError,
     JudgeRefusedError,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.common.rpc.errors import ConfigError
-from services.learner.config.teacher import HintConfig
-from services.learner.teacher.adapters.hint_renderer import TemplateRenderer
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_environments.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+from flotilla_learner.config.teacher import HintConfig
+from flotilla_learner.teacher.adapters.hint_renderer import TemplateRenderer
 from tests.support.rank_configs import policy_config
-from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>"

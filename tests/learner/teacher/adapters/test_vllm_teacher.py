@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from services.common.rpc.errors import ConfigError
-from services.learner.ports import TeacherDownError, TeacherRefusedError
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_learner.ports import TeacherDownError, TeacherRefusedError
 from tests.support.scripted_teacher_server import (
     KEY,
     NAME,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from services.learner.config.teacher import TeacherConfig
-from services.learner.ports import TeacherRefusedError
-from services.learner.teacher.adapters.vllm_teacher import VllmTeacher
+from flotilla_learner.config.teacher import TeacherConfig
+from flotilla_learner.ports import TeacherRefusedError
+from flotilla_learner.teacher.adapters.vllm_teacher import VllmTeacher
 from tests.support.rank_configs import policy_config
 from tests.support.tiny_model import VOCAB, load_model
 from tests.support.vllm_server_process import serving_vllm

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from services.common.spec.public_spec import redact_spec
-from services.learner.config.tracking import TrackingConfig
-from services.learner.ports import TrackedRun, Tracker
-from services.learner.tracking.adapters.mlflow import MlflowTracker
-from services.learner.tracking.adapters.trackio import TrackioTracker
-from services.learner.tracking.background_tracker import BackgroundTracker
-from services.learner.types import Histogram
+from flotilla_common.spec.public_spec import redact_spec
+from flotilla_learner.config.tracking import TrackingConfig
+from flotilla_learner.ports import TrackedRun, Tracker
+from flotilla_learner.tracking.adapters.mlflow import MlflowTracker
+from flotilla_learner.tracking.adapters.trackio import TrackioTracker
+from flotilla_learner.tracking.background_tracker import BackgroundTracker
+from flotilla_learner.types import Histogram
 from tests.support.waiting import wait_until
 
 SPEC = {

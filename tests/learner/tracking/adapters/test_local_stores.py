@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.free_ports import free_address
+from flotilla_common.rpc.free_ports import free_address
 
 BACKENDS = ("trackio", "mlflow")
 

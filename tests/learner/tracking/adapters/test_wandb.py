@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.common.rpc.free_ports import free_port
+from flotilla_common.rpc.free_ports import free_port
 from tests.learner.tracking.adapters.wandb_server import wandb_server
 from tests.learner.tracking.dumped_steps import dump_steps
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from services.common.rpc.errors import ConfigError
-from services.common.spec.public_spec import redact_spec
-from services.learner.config.tracking import TrackingConfig
-from services.learner.ports import TrackedRun
-from services.learner.tracking.adapters.wandb import WandbTracker
-from services.learner.types import Histogram
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.public_spec import redact_spec
+from flotilla_learner.config.tracking import TrackingConfig
+from flotilla_learner.ports import TrackedRun
+from flotilla_learner.tracking.adapters.wandb import WandbTracker
+from flotilla_learner.types import Histogram
 
 SPEC = {"learner": {"steps": 4, "chat": {"webhook": "https://hooks.example/T0/secret"}}}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from environments.tasks import make_tasks
-from services.common.tasks.task_files import read_tasks
-from services.reading.data.entries import DataError
-from services.reading.data.sources import Fetched, fetch_source
+from flotilla_common.tasks.task_files import read_tasks
+from flotilla_environments.tasks import make_tasks
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.sources import Fetched, fetch_source
 from tests.environments.fleet_emulator_process import emulating
 from tests.support.http_answers import serve_answers
 

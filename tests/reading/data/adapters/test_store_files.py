@@ -15,9 +15,9 @@ import fsspec
 import httpx
 import pytest
 
-from services.reading.data.adapters import store_files
-from services.reading.data.entries import DataError
-from services.reading.data.sources import Fetched, fetch_source
+from flotilla_reading.data.adapters import store_files
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.data.sources import Fetched, fetch_source
 from tests.reading.data.made_tasks import make_rows
 from tests.support.remote_checkpoints import BUCKET, s3_server
 from tests.support.repository import ROOT
@@ -115,8 +115,8 @@ def test_an_interrupted_download_goes_on_and_one_of_a_changed_file_starts_again(
 
 KILLED = """
 import os, signal, sys
-from services.reading.data.adapters import store_files
-from services.reading.data.sources import fetch_source
+from flotilla_reading.data.adapters import store_files
+from flotilla_reading.data.sources import fetch_source
 store_files._BLOCK = 1000
 def report(name, done, total):
     if done >= 3000:

@@ -5,8 +5,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from environments.reference_policies import plan_calls
-from environments.tasks import make_solution, make_task
+from flotilla_environments.reference_policies import plan_calls
+from flotilla_environments.tasks import make_solution, make_task
 
 Made = tuple[dict[str, Any], dict[str, Any]]
 

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from services.reading.data.check.cheats import (
+from flotilla_reading.data.check.cheats import (
     alter_objects,
     alter_values,
     find_demanded,
     list_false_answers,
 )
-from services.reading.play.solutions import SolutionCall
-from services.reading.play.world import Step
+from flotilla_reading.play.solutions import SolutionCall
+from flotilla_reading.play.world import Step
 
 FOUND = Step(SolutionCall("find_issues", {"label": "crash"}), "ok", '[{"id": 25}]')
 ASSIGNED = Step(SolutionCall("assign_issue", {"issue_id": 25, "user": "Kim"}), "ok", "{}")

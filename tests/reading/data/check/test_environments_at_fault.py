@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.common.tasks.task_checks import Outcome, TaskCheck
-from services.common.tasks.task_format import parse_task
-from services.reading.data.check.task_check import check_task, count_episodes
-from services.reading.data.check.verdicts import judge_task
-from services.reading.play.ports import CallResult, Grade, OfferedTool, Opening, PlayError
-from services.reading.play.solutions import Solution, SolutionCall
+from flotilla_common.tasks.task_checks import Outcome, TaskCheck
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_reading.data.check.task_check import check_task, count_episodes
+from flotilla_reading.data.check.verdicts import judge_task
+from flotilla_reading.play.ports import CallResult, Grade, OfferedTool, Opening, PlayError
+from flotilla_reading.play.solutions import Solution, SolutionCall
 
 TASK = {
     "key": "t",

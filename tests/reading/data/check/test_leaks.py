@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.reading.data.check.leaks import find_leak
-from services.reading.play.solutions import SolutionCall
-from services.reading.play.world import Step
+from flotilla_reading.data.check.leaks import find_leak
+from flotilla_reading.play.solutions import SolutionCall
+from flotilla_reading.play.world import Step
 
 
 def step(tool: str, result: Any, /, **arguments: Any) -> Step:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from environments.task_generator import Scenario, draw_scenario
-from environments.tasks import make_solution, make_task
-from services.common.tasks.task_checks import Outcome
+from flotilla_common.tasks.task_checks import Outcome
+from flotilla_environments.task_generator import Scenario, draw_scenario
+from flotilla_environments.tasks import make_solution, make_task
 from tests.reading.data.check.planted import Made
 from tests.reading.data.check.test_task_check import check_all, verdicts_of
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.common.domain.task_means import wilson_interval
-from services.common.tasks.task_checks import CheckResult, Outcome
-from services.common.tasks.task_format import parse_task
-from services.launcher.cli.adapters.gateway_player import GatewayPlayer
-from services.launcher.cli.adapters.play_gateway import gateway_section, open_gateway
-from services.reading.data.check.task_check import check_task
-from services.reading.data.check.verdicts import judge_task
-from services.reading.play.ports import EpisodePlayer
-from services.reading.play.solutions import Solution
+from flotilla_common.domain.task_means import wilson_interval
+from flotilla_common.tasks.task_checks import CheckResult, Outcome
+from flotilla_common.tasks.task_format import parse_task
+from flotilla_launcher.cli.adapters.gateway_player import GatewayPlayer
+from flotilla_launcher.cli.adapters.play_gateway import gateway_section, open_gateway
+from flotilla_reading.data.check.task_check import check_task
+from flotilla_reading.data.check.verdicts import judge_task
+from flotilla_reading.play.ports import EpisodePlayer
+from flotilla_reading.play.solutions import Solution
 from tests.reading.data.check.planted import FAULTS, Made, made, trust
 from tests.support.repository import ROOT
 

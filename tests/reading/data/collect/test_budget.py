@@ -2,9 +2,9 @@
 
 import asyncio
 
-from services.common.aio.concurrency import running_tasks
-from services.common.rpc.deadlines import loop_time
-from services.reading.data.collect.budget import Limits, Prices, RequestPace, Spending, find_spent
+from flotilla_common.aio.concurrency import running_tasks
+from flotilla_common.rpc.deadlines import loop_time
+from flotilla_reading.data.collect.budget import Limits, Prices, RequestPace, Spending, find_spent
 
 
 def test_a_limit_that_is_reached_is_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reading.data.collect.fates import Fate, Outcome, Replay, Rules, judge, needs_replay
+from flotilla_reading.data.collect.fates import Fate, Outcome, Replay, Rules, judge, needs_replay
 
 RULES = Rules(2, Fraction(1, 4), Fraction(9, 10))
 PASS, FAIL, UNKNOWN = Outcome(1.0), Outcome(0.0), Outcome(None, "verifier_error")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.reading.data.collect.fates import Outcome
-from services.reading.data.collect.ledger import Conversation, Ledger, Try, open_ledger
-from services.reading.data.entries import DataError
+from flotilla_reading.data.collect.fates import Outcome
+from flotilla_reading.data.collect.ledger import Conversation, Ledger, Try, open_ledger
+from flotilla_reading.data.entries import DataError
 
 
 def test_a_collection_that_fails_leaves_nothing_unless_it_has_begun(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.reading.data.collect.recorded_episodes import (
+from flotilla_reading.data.collect.recorded_episodes import (
     find_solution,
     read_episodes,
     to_episode,
 )
-from services.reading.data.entries import DataError
-from services.reading.play.solutions import format_solutions
+from flotilla_reading.data.entries import DataError
+from flotilla_reading.play.solutions import format_solutions
 
 USER = {"role": "user", "content": "Do it."}
 

@@ -26,7 +26,7 @@ def test_each_token_gets_its_own_adapter_or_none(chosen: list[int]) -> None:
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from services.rollout.sampling.adapters.vllm_cpu_adapters import correct_adapters
+    from flotilla_rollout.sampling.adapters.vllm_cpu_adapters import correct_adapters
 
     generator = torch.Generator().manual_seed(0)
     wrapper: Any = PunicaWrapperCPU(16, 16, "cpu")

@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.common.rpc.errors import ConfigError
-from services.launcher.security.certificates import mint_identity
-from services.tinker.api.adapters.http_server import ServerSettings, serving_http
-from services.tinker.api.calls import Front
-from services.tinker.api.keys import ClientKeys
-from services.tinker.api.known_facts import KnownFacts
+from flotilla_common.rpc.errors import ConfigError
+from flotilla_launcher.security.certificates import mint_identity
+from flotilla_tinker.api.adapters.http_server import ServerSettings, serving_http
+from flotilla_tinker.api.calls import Front
+from flotilla_tinker.api.keys import ClientKeys
+from flotilla_tinker.api.known_facts import KnownFacts
 from tests.support.fake_desk import FakeDesk
 from tests.tinker.wire.examples import make_sample_body
 

@@ -1,0 +1,101 @@
+"""Hotels in Paris and Rome."""
+
+from flotilla_environments.fleet_booking.seed.model import (
+    BEACH,
+    BREAKFAST,
+    COMMON,
+    FRONT_DESK,
+    LAUNDRY,
+    SELF_CHECK_IN,
+    WIFI,
+    Attraction,
+    Hotel,
+    Review,
+    Room,
+)
+
+# Packed, because a table of hotels reads better so.
+# fmt: off
+_PARIS = (
+    Hotel(7188, "Pantin Dorms", "Hostel", "Paris", "5 Canal Side", 1, 6.9, 88, 34, (WIFI,),
+          near=(Attraction("Hospital", "Other", 0.6),)),
+    Hotel(7432, "Vincennes Backpackers", "Hostel", "Paris", "14 Wood Gate", 1, 7.1, 64, 36,
+          (WIFI,), near=(Attraction("Hiking Trail", "Nature", 0.9),)),
+    Hotel(18841, "Le Bourget Bunks", "Hostel", "Paris", "3 Hangar Road", 1, 6.5, 51, 29, (WIFI,),
+          near=(Attraction("Airport", "Transport", 1.4),)),
+    Hotel(7433, "Montmartre Steps Hostel", "Hostel", "Paris", "77 Stair Street", 2, 7.9, 310, 48,
+          (WIFI,)),
+    Hotel(8017, "Hôtel du Marais Royal", "Hotel", "Paris", "10 Rue des Rosiers", 5, 9.3, 420, 262,
+          (WIFI, FRONT_DESK), area="Le Marais"),
+    Hotel(12612, "Grand Marais Palace", "Hotel", "Paris", "1 Place des Vosges", 5, 9.8, 615,
+          has=(WIFI, FRONT_DESK), facilities=("Gym", "Spa"), area="Le Marais",
+          rooms=(Room("Deluxe Room", 480, "King"), Room("Suite", 720, "King", "Garden"))),
+    Hotel(7489, "Marais Garden Apartments", "Apartment", "Paris", "8 Rue du Parc", 5, 9.2, 180,
+          330, (WIFI, LAUNDRY), area="Le Marais"),
+    Hotel(17635, "Atelier du Marais", "Apartment", "Paris", "29 Rue de Bretagne", 5, 9.1, 144, 310,
+          (WIFI,), area="Le Marais"),
+    Hotel(6964, "Marais Nord Residence", "Apartment", "Paris", "52 Rue Dupetit", 5, 9.4, 201, 345,
+          (WIFI,), area="Le Marais"),
+    Hotel(15267, "Maison Marais", "Hotel", "Paris", "17 Rue Vieille", 5, 9.1, 230, 395, (WIFI,),
+          area="Le Marais"),
+    Hotel(6412, "Lofts du Marais", "Apartment", "Paris", "3 Impasse Verte", 5, 9.6, 167, 420,
+          (WIFI,), area="Le Marais"),
+    Hotel(6413, "Marais Market Hotel", "Hotel", "Paris", "61 Rue Charlot", 3, 8.2, 500, 145,
+          (WIFI,), area="Le Marais"),
+    Hotel(6414, "Petit Marais Hotel", "Hotel", "Paris", "20 Rue du Pont", 4, 8.6, 340, 185,
+          (WIFI,), area="Le Marais"),
+    Hotel(188, "Étoile Garden Resort", "Resort", "Paris", "34 Avenue des Champs", 5, 8.9, 260,
+          has=(WIFI,), area="Champs-Élysées",
+          rooms=(Room("Deluxe Room", 410, "King"), Room("Suite", 560, "King", "Garden"))),
+    Hotel(189, "Rond-Point Resort", "Resort", "Paris", "2 Avenue Gabriel", 4, 8.3, 140, 280,
+          (WIFI,), area="Champs-Élysées"),
+    Hotel(2210, "Opéra Vendôme Hotel", "Hotel", "Paris", "5 Rue de la Paix", 4.5, 9.3, 390,
+          has=(WIFI, BREAKFAST), facilities=("Gym",),
+          rooms=(Room("Family Room", 340, "King", "City"), Room("Standard Room", 255))),
+    Hotel(999, "Bercy Lagoon Hotel", "Hotel", "Paris", "70 Quai de Bercy", 4, 8.5, 300,
+          has=(WIFI, LAUNDRY), facilities=("Bar", "Gym", "Pool"),
+          rooms=(Room("Standard Room", 190, adults=3), Room("Deluxe Room", 240, "King", "Pool",
+                                                            adults=3))),
+    Hotel(998, "Bastille Works Hotel", "Hotel", "Paris", "9 Rue du Faubourg", 4, 8.2, 280, 170,
+          (WIFI, LAUNDRY), ("Bar", "Gym")),
+    Hotel(1888, "Gare du Nord Bistro Hotel", "Hotel", "Paris", "100 Rue de Dunkerque", 3, 8.0, 710,
+          has=(WIFI, BREAKFAST), rooms=(Room("Standard Room", 79, id=3741),
+                                        Room("Family Room", 120, "Twin"))),
+    Hotel(3305, "Hôtel Champ de Mars", "Hotel", "Paris", "43 Avenue de la Bourdonnais", 4, 8.7, 365,
+          has=(WIFI, COMMON), facilities=("Lounge",), cancellation="Flexible", check_in="14:00",
+          rooms=(Room("Standard Room", 165), Room("Deluxe Room", 219, "Queen", "Garden"))),
+)
+
+_CONCERT = Attraction("Concert Hall", "Entertainment", 0.8)
+
+_ROME = (
+    Hotel(3239, "Forum Imperiale", "Hotel", "Rome", "11 Via dei Fori", 5, 9.2, 420,
+          has=(WIFI, FRONT_DESK, SELF_CHECK_IN), rooms=(Room("Family Room", 320, adults=4),)),
+    Hotel(8027, "Villa Borghese Rooms", "Hotel", "Rome", "7 Via Pinciana", 5, 9.1, 310,
+          has=(WIFI, SELF_CHECK_IN), rooms=(Room("Family Room", 290, "King", adults=4),)),
+    Hotel(8594, "Ostia Mare Palace", "Hotel", "Rome", "80 Lungomare", 5, 9.0, 250,
+          has=(WIFI, BEACH), rooms=(Room("Family Room", 270, "King", "Sea", adults=4),)),
+    Hotel(17113, "Spanish Steps Hotel", "Hotel", "Rome", "21 Via Sistina", 4, 8.8, 690, 205,
+          (WIFI, FRONT_DESK), cancellation="Flexible"),
+    Hotel(17114, "Navona Courtyard", "Hotel", "Rome", "4 Via dell'Anima", 4, 8.5, 410, 180,
+          (WIFI, FRONT_DESK), cancellation="Flexible"),
+    Hotel(11396, "Trastevere Moon", "Hotel", "Rome", "66 Via della Scala", 3.5, 8.3, 260,
+          has=(WIFI,), area="Trastevere",
+          rooms=(Room("Twin Room", 128, "2 Twin"), Room("Double Room", 149, "Double", id=22623))),
+    Hotel(2601, "Colosseo Bed & Breakfast", "Bed & Breakfast", "Rome", "8 Via Labicana", 4, 9.3,
+          190, has=(WIFI, BREAKFAST), near=(_CONCERT,),
+          rooms=(Room("Standard Room", 150), Room("Deluxe Room", 226, "King"))),
+    Hotel(2602, "Monti Bed & Breakfast", "Bed & Breakfast", "Rome", "30 Via Urbana", 3, 9.1, 160,
+          110, (WIFI, BREAKFAST)),
+    Hotel(2605, "Appia Antica Cottage", "Cottage", "Rome", "400 Via Appia", 4, 9.4, 220, 140,
+          (WIFI,), smoking="Designated Areas",
+          near=(Attraction("Science Museum", "Museum", 0.8),)),
+    Hotel(2606, "Gianicolo Cottage", "Cottage", "Rome", "12 Passeggiata", 3.5, 8.6, 130, 125,
+          (WIFI,), remarks=(
+              Review("Lea Moss", "Quiet hill", "A green corner above the city.", 8.8,
+                     "2025-05-11"),)),
+)
+
+# fmt: on
+
+HOTELS = _PARIS + _ROME

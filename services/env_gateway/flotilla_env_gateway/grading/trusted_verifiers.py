@@ -1,0 +1,37 @@
+"""Trusted verifiers: the operator or this repository lists the digests of their sources."""
+
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from flotilla_common.rpc.errors import ConfigError
+
+_DIGESTS = "env_gateway.verifiers.digests"
+_OWN_DIGESTS = Path(__file__).parents[3] / "environments/flotilla_environments/verifiers.sha256"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_trusted(source: str, digests: Collection[str]) -> bool:
+    return hashlib.sha256(source.encode()).hexdigest() in digests
+
+
+def load_digests(path: Path | None) -> frozenset[str]:
+    """Load the SHA-256 digests listed in a file, in the format of `sha256sum`. None stands for
+    the repository's own file, if it is installed. Raises ConfigError if the file cannot be
+    read or lists anything else."""
+    if path is None and not _OWN_DIGESTS.exists():
+        return frozenset()
+    try:
+        lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{_DIGESTS}: {path}: {error}; it is searched beside the spec, then in {Path.cwd()}."
+            " Write the SHA-256 of each verifier's source there, one per line, or remove the key"
+        ) from error
+    digests = [line.split()[0].lower() for line in lines if line.strip()]
+    if wrong := next((word for word in digests if not _SHA256.fullmatch(word)), None):
+        raise ConfigError(
+            f"{_DIGESTS}: {path}: {wrong!r} is not a SHA-256; write it as sha256sum does"
+        )
+    return frozenset(digests)

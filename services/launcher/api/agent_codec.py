@@ -1,8 +1,0 @@
-"""Codecs between Protobuf and the messages of agents and launcher."""
-
-from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
-from services.launcher.agent_protocol import ReplicaCommand, UnitPhase
-from services.wire.enums import EnumCodec
-
-COMMANDS = EnumCodec(ReplicaCommand, registry_pb.Command)
-PHASES = EnumCodec(UnitPhase, registry_pb.UnitPhase)

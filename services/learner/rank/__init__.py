@@ -1,4 +1,0 @@
-"""One training rank: the process that holds a model and trains it; torch lives here.
-
-`services.learner.ranks` starts and calls it. Start reading at `worker.py` and
-`trainer.py`."""

@@ -1,5 +1,0 @@
-"""The training ranks as seen by the service, which starts their processes and calls them.
-
-A rank's own side is `services.learner.rank`. `python -m services.learner.ranks` offers another
-machine to the learner, which reaches it through Ray (`cluster.py`). Start reading at
-`local_ranks.py`."""
