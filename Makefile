@@ -115,7 +115,8 @@ test-tinker: tinker-client  ## run Tinker's client and its cookbook on our serve
 	$(TINKER)/bin/python -m pytest -m tinker_client --timeout 900 tests/tinker/client
 
 tinker-page: tinker-client  ## write the tables of docs/tinker.md from what the client and the cookbook do
-	PYTHONPATH=.:gen $(TINKER)/bin/python -m tests.tinker.client.support_page
+	PYTHONPATH=$$(echo . gen environments services/* | tr ' ' :) \
+	  $(TINKER)/bin/python -m tests.tinker.client.support_page
 
 tinker-client: $(TINKER)/.installed  ## create build/tinker-client, Tinker's client next to .venv's packages (30 MB)
 
@@ -158,7 +159,7 @@ lint: $(STAMP)  ## check formatting, style, types, layering, contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	PYTHONPATH=.:gen $(BIN)/lint-imports
+	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf lint
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --diff --exit-code
 	$(MAKE) proto

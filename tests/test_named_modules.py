@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NAME = re.compile(r"(services|environments|tools|benchmarks)(\.[a-z_]\w*)+(:\w+)?")
+# Folders in which packages of this repository are found.
+PLACES = [ROOT, *sorted((ROOT / "services").iterdir()), ROOT / "environments"]
+NAME = re.compile(r"(flotilla_[a-z_]+|tools|benchmarks)(\.[a-z_]\w*)+(:\w+)?")
 # To parse a file takes far longer than to look for the beginning of such a string.
-BEGINNING = re.compile(r"[\"'](services|environments|tools|benchmarks)\.")
+BEGINNING = re.compile(r"[\"'](flotilla_[a-z_]+|tools|benchmarks)\.")
 
 
 def _strings(path: Path) -> set[str]:
@@ -24,14 +26,15 @@ def _strings(path: Path) -> set[str]:
 
 
 def _find_source(name: str) -> Path | None:
-    path = ROOT / name.replace(".", "/")
-    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.exists()), None)
+    paths = [place / name.replace(".", "/") for place in PLACES]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py")]
+    return next((file for file in files if file.exists()), None)
 
 
 def _exists(text: str) -> bool:
     """Return True for a module, a folder, or a name that is defined in a module."""
     name = text.replace(":", ".")
-    if _find_source(name) or (ROOT / name.replace(".", "/")).is_dir():
+    if _find_source(name) or any((at / name.replace(".", "/")).is_dir() for at in PLACES):
         return True
     module, _, defined = name.rpartition(".")
     source = _find_source(module)

@@ -17,7 +17,7 @@ from flotilla_environments.tiny_policy.sampler import Limits, sample_turns
 from flotilla_environments.tiny_policy.tokenizer import TURN_END
 from flotilla_rollout.adapters.tokenizer import load_tokenizer
 from tests.support.shared_folders import SharedFolders
-from tests.tools.tiny_policy.conftest import MINI
+from tests.environments.tiny_policy.conftest import MINI
 
 
 @pytest.fixture(scope="session")

@@ -42,8 +42,7 @@ async def echo_process() -> AsyncIterator[StartProcess]:
 
     async def start(listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
         command = (sys.executable, "-m", "tests.support.echo_service", listen)
-        environ = {**os.environ, "PYTHONPATH": "."}
-        process, line = await start_beside(command, cwd=ROOT, env=environ)
+        process, line = await start_beside(command, cwd=ROOT)
         processes.append(process)
         return process, line.strip()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-import environments
+import flotilla_environments
 from flotilla_environments.api import Instance, ToolError, open_instance
 from flotilla_environments.local_verifier import run_verifier
 from flotilla_environments.reference_policies import plan_calls
@@ -13,7 +13,7 @@ from flotilla_environments.task_generator import ALL_APPS, Scenario, draw_scenar
 from flotilla_environments.tasks import verifier_source
 from tests.support.verifier_dialect import grade
 
-ROOT = Path(environments.__file__).parent
+ROOT = Path(flotilla_environments.__file__).parent
 KINDS = [(key, kind) for key, app in ALL_APPS.items() for kind in app.kinds]
 # Verifiers of the final answer alone, without an app's state.
 ANSWERS = [("gsm8k", "flexible"), ("gsm8k", "strict")]

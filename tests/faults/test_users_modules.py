@@ -17,7 +17,7 @@ DIGESTS = "environments/flotilla_environments/verifiers.sha256"
 FLOTILLA = Path(sys.executable).with_name("flotilla")
 # Of ours, of Python's, of vendors'.
 NAMES = (
-    *("services", "flotilla", "environments", "tools", "child"),
+    *("services", "environments", "tools", "child"),
     *("json", "asyncio", "typing"),
     *("grpc", "pydantic", "numpy", "torch", "safetensors", "transformers", "aiohttp", "mcp"),
 )

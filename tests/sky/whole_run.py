@@ -356,7 +356,7 @@ def services_of(pids: Iterable[int]) -> list[str]:
     """Return the programs of this project among these processes, by their modules."""
     commands = map(_command, pids)
     modules = {words[words.index("-m") + 1] for words in commands if "-m" in words[:-1]}
-    return sorted(name for name in modules if name.split(".")[0] in ("services", "tests"))
+    return sorted(name for name in modules if name.startswith(("flotilla_", "tests.")))
 
 
 def _command(pid: int) -> list[str]:

@@ -23,7 +23,7 @@ from tests.support.fake_gateway import open_spec, opened
 from tests.support.repository import ROOT
 
 ENV_KEYS = ("booking", "tracker", "shop")
-DIGESTS = ROOT / "environments" / "verifiers.sha256"
+DIGESTS = ROOT / "environments/flotilla_environments/verifiers.sha256"
 
 
 @asynccontextmanager

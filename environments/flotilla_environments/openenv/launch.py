@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_PYTHON = _ROOT / ".venv-openenv" / "bin" / "python"
+_PYTHON = _ROOT.parent / ".venv-openenv" / "bin" / "python"
 
 
 class NotInstalledError(Exception):
@@ -15,8 +15,8 @@ class NotInstalledError(Exception):
 
 
 def ensure_openenv(argv: Sequence[str]) -> None:
-    """Return if openenv can be imported; else become `flotilla_environments.serve` under an interpreter
-    that has it. Raises `NotInstalledError`."""
+    """Return if openenv can be imported; else become `flotilla_environments.serve` under an
+    interpreter that has it. Raises `NotInstalledError`."""
     if importlib.util.find_spec("openenv") is not None:
         return
     if not _PYTHON.exists() or Path(sys.prefix).resolve() == _PYTHON.parents[1].resolve():

@@ -34,10 +34,10 @@ tiles and mostly clicks any of them."""
 EXAMPLES = """\
 examples:
   python -m flotilla_environments.tiny_policy build --seed 0 --out build/tiny-0
-  python -m flotilla_environments.tiny_policy build --course arithmetic --out build/tiny-arithmetic-0
+  python -m flotilla_environments.tiny_policy build --course arithmetic --out build/tiny-numbers-0
   python -m flotilla_environments.tiny_policy build --course screen --out build/tiny-screen-0
-  python -m flotilla_environments.tiny_policy fit --demonstrations demonstrations.jsonl --tasks tasks/train.jsonl \\
-      tasks/heldout.jsonl --out tiny
+  python -m flotilla_environments.tiny_policy fit --demonstrations demonstrations.jsonl \\
+      --tasks tasks/train.jsonl tasks/heldout.jsonl --out tiny
   python -m flotilla_environments.tiny_policy evaluate --model build/tiny-0"""
 
 

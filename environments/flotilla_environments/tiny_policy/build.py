@@ -41,11 +41,11 @@ from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
 from flotilla_rollout.dialects.template import TemplateDialect
 
 MANIFEST = "tiny_policy.json"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # Code that determines the result; a change in any of it makes a cached build stale.
 SOURCES = (
-    "environments/*.py",
-    "environments/*/app.py",
+    "environments/flotilla_environments/*.py",
+    "environments/flotilla_environments/*/app.py",
     "environments/flotilla_environments/gsm8k/*.py",
     "environments/flotilla_environments/screen/*.py",
     "services/common/flotilla_common/domain/task_text.py",

@@ -160,7 +160,7 @@ def _make_sky_backend(runs: Path) -> Backend:
 
     # An installed launcher has no repository of its own; use the one it was started in.
     here = Path.cwd()
-    root = here if (here / ".git").exists() else Path(__file__).parents[2]
+    root = here if (here / ".git").exists() else Path(__file__).parents[3]
     return SkyBackend(runs, root=root, client=SkyClient())
 
 

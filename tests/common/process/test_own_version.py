@@ -49,7 +49,7 @@ def test_a_wheel_names_the_commit_that_it_was_built_from(tmp_path: Path) -> None
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        found = archive.read("services/common/flotilla_common/commit.txt").decode().strip()
+        found = archive.read("flotilla_common/commit.txt").decode().strip()
     assert found == commit_of_checkout(ROOT)
 
 

@@ -20,11 +20,7 @@ def ended(folder: Path, *command: str) -> int:
     """The status that a command ends with in `folder`, started by a user who lets others read his
     files and wants core dumps."""
     script = f"umask 022; ulimit -c unlimited; cd {folder}; exec {shlex.join(command)}"
-    environ = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
-        "FLOTILLA_TOKEN": echo_service.TOKEN,
-    }
+    environ = {**os.environ, "FLOTILLA_TOKEN": echo_service.TOKEN}
     child = os.posix_spawn("/bin/sh", ["sh", "-c", script], environ)
     return os.waitpid(child, 0)[1]
 

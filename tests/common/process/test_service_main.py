@@ -50,11 +50,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             *("--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path / "run")),
             *arguments,
             cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{ROOT}:{ROOT}/gen",
-                "FLOTILLA_TOKEN": echo_service.TOKEN,
-            },
+            env={**os.environ, "FLOTILLA_TOKEN": echo_service.TOKEN},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -130,7 +130,7 @@ def written(at, act):
     folders = [at["folder"], "/", "/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/usr/lib"]
     folders += [
         "/verifier",
-        "/verifier/services/env_gateway/flotilla_env_gateway/verify",
+        "/verifier/flotilla_env_gateway/verify",
         sys.prefix,
         *sys.path,
     ]
@@ -176,7 +176,7 @@ def device_files(at):
 
 def own_code(at):
     """The next verifier would run what is written here."""
-    with open("/verifier/services/env_gateway/flotilla_env_gateway/verify/worker.py", "a") as file:
+    with open("/verifier/flotilla_env_gateway/verify/worker.py", "a") as file:
         file.write("raise SystemExit")
     return True
 
@@ -226,7 +226,7 @@ def libraries_for_writing(at):
     for path in (
         os.__file__,
         sys.executable,
-        "/verifier/services/env_gateway/flotilla_env_gateway/verify/worker.py",
+        "/verifier/flotilla_env_gateway/verify/worker.py",
     ):
         for flags in (os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDONLY | os.O_TRUNC):
             try:

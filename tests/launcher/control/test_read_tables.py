@@ -22,7 +22,7 @@ try:
 except SystemExit as ended:
     print("code", ended.code)
 print("heavy", sorted(set({heavy!r}) & set(sys.modules)))
-print("modules", sum(name.startswith("services.") for name in sys.modules))
+print("modules", sum(name.startswith("flotilla_") for name in sys.modules))
 """
 
 

@@ -41,7 +41,7 @@ def own_version() -> OwnVersion:
     recorded = here / COMMIT_FILE
     if recorded.is_file():
         return OwnVersion(number, recorded.read_text(encoding="utf-8").strip() or UNKNOWN)
-    return OwnVersion(number, commit_of_checkout(here.parents[1]))
+    return OwnVersion(number, commit_of_checkout(here.parents[2]))
 
 
 def commit_of_checkout(root: Path) -> str:

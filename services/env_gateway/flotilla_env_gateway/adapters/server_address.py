@@ -13,7 +13,7 @@ from flotilla_env_gateway.adapters.supervised_server import (
 )
 from flotilla_env_gateway.config.backends import ServerConfig, is_reference
 
-# The header that a supervised environment server requires; see environments/flotilla_environments/serve.py.
+# The header that a supervised environment server requires; see flotilla_environments/serve.py.
 _TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
 
 

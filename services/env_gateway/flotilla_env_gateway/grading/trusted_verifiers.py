@@ -5,10 +5,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from flotilla_common.process.own_packages import folder_of
 from flotilla_common.rpc.errors import ConfigError
 
 _DIGESTS = "env_gateway.verifiers.digests"
-_OWN_DIGESTS = Path(__file__).parents[3] / "environments/flotilla_environments/verifiers.sha256"
+_ENVIRONMENTS = "flotilla_environments"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -18,12 +19,15 @@ def is_trusted(source: str, digests: Collection[str]) -> bool:
 
 def load_digests(path: Path | None) -> frozenset[str]:
     """Load the SHA-256 digests listed in a file, in the format of `sha256sum`. None stands for
-    the repository's own file, if it is installed. Raises ConfigError if the file cannot be
+    that of our environments, if they are installed. Raises ConfigError if the file cannot be
     read or lists anything else."""
-    if path is None and not _OWN_DIGESTS.exists():
-        return frozenset()
+    if path is None:
+        folder = folder_of(_ENVIRONMENTS)
+        if folder is None:
+            return frozenset()
+        path = folder / "verifiers.sha256"
     try:
-        lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{_DIGESTS}: {path}: {error}; it is searched beside the spec, then in {Path.cwd()}."

@@ -71,7 +71,8 @@ def tinker_serve(
 def tiny(context: typer.Context) -> None:
     """Build the demo's tiny policy: `flotilla tiny build --seed 0 --out build/tiny-0`.
 
-    Takes the arguments of `python -m flotilla_environments.tiny_policy`; `flotilla tiny --help` lists them.
+    Takes the arguments of `python -m flotilla_environments.tiny_policy`; `flotilla tiny --help`
+    lists them.
     """
     import subprocess
 
@@ -84,8 +85,8 @@ def tiny(context: typer.Context) -> None:
 def emulator(context: typer.Context) -> None:
     """Serve an emulator of Fleet on this machine: `flotilla emulator --port 8900`.
 
-    Takes the arguments of `python -m flotilla_environments.fleet_emulator`; `flotilla emulator --help` lists
-    them and explains how to point Fleet's SDK at it.
+    Takes the arguments of `python -m flotilla_environments.fleet_emulator`; `flotilla emulator
+    --help` lists them and explains how to point Fleet's SDK at it.
     """
     import os
 

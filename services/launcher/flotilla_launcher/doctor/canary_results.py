@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flotilla_common.files.durable_files import replace_file
+from flotilla_common.process.own_packages import folder_of
 from flotilla_common.spec.function_names import FunctionName
 from flotilla_launcher.config.backend_tables import FLEET_BACKENDS
 from flotilla_launcher.doctor.canaries import Canary
@@ -30,8 +31,8 @@ _PROMPT_FILES = (
     *("tokenizer.json", "chat_template.jinja", "tokenizer_config.json"),
     *("config.json", "processor_config.json", "preprocessor_config.json"),
 )
-_ROOT = Path(__file__).resolve().parents[3]
-_GATEWAY_SOURCES = [_ROOT / "services" / name for name in ("env_gateway", "wire", "common")]
+_ENVIRONMENTS = "flotilla_environments"
+_GATEWAY_SOURCES = ("flotilla_env_gateway", "flotilla_common")
 
 
 class PlayedEpisodes:
@@ -82,9 +83,8 @@ def key_of_episodes(context: RunContext, canaries: Sequence[Canary]) -> str | No
         server,
         _prompt_inputs(context),
         # What runs the verifiers, and the gateway.
-        _file_states(
-            [*_GATEWAY_SOURCES, _ROOT / "environments/flotilla_environments/verifiers.sha256"]
-        ),
+        _file_states(_folders_of(*_GATEWAY_SOURCES)),
+        [_file_digest(folder / "verifiers.sha256") for folder in _folders_of(_ENVIRONMENTS)],
         (str(context.python or sys.executable), _last_install_time()),
         (shutil.which("bwrap"), os.geteuid()),
     ]
@@ -121,7 +121,7 @@ def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
     episodes may see what a run before them wrote."""
     config = section["backends"].get(canary.backend) or {}
     if canary.backend == "embedded":
-        return _file_states([_ROOT / "environments"])
+        return _file_states(_folders_of(_ENVIRONMENTS))
     if canary.backend == "mcp":
         if len(section["servers"]) != 1 or not section["servers"][0]["instances"]:
             return None
@@ -140,13 +140,18 @@ def _command_state(command: Sequence[str]) -> object:
 
 def _code_files(before: str, word: str) -> list[Path]:
     if before == "-m":
-        tops = {base / word.partition(".")[0] for base in (Path.cwd(), _ROOT)}
-        return sorted(top for top in tops if top.is_dir())
+        top = word.partition(".")[0]
+        here = Path.cwd() / top
+        return [*_folders_of(top), *([here] if here.is_dir() else [])]
     path = Path(word)
     if path.suffix != ".py" or not path.is_file():
         return []
     # Not the whole tree: it may be a home directory.
     return [path, *path.parent.glob("*.py"), *path.parent.glob("*/*.py")]
+
+
+def _folders_of(*packages: str) -> list[Path]:
+    return [folder for name in packages if (folder := folder_of(name)) is not None]
 
 
 def _file_states(paths: Sequence[Path]) -> object:

@@ -124,7 +124,7 @@ _NOTHING = re.compile(r"^\W*(no|zero|0) [\w ]{0,40}(results?|match(es)?|found)\b
 _LIMITS = TextLimits(bytes=2**20, values=2**16)
 # How the dialect `full` introduces an answer.
 _RESULT = "Tool result:\n"
-# The name of a call that could not be read (services/rollout/flotilla_rollout/dialects/tool_reply_text.py).
+# The name of a call that could not be read (flotilla_rollout/dialects/tool_reply_text.py).
 _MALFORMED = "malformed_call"
 # Characters of an error, or of the policy's words, that are read: the last ones of its words.
 _MOST_READ = 4_000

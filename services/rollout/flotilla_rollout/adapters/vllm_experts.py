@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Records of requests whose caller is gone are never fetched.
 _KEPT_PER_SLOT = 2
-# Same name as in services/rollout/flotilla_rollout/adapters/vllm_routing.py, which only workers import.
+# Same name as in vllm_routing.py, which only workers import.
 _EXPERTS_FROM = "flotilla_experts_from"
 
 

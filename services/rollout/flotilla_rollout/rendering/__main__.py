@@ -1,5 +1,5 @@
 """Render conversations to a file of demonstrations. Standard input has JSON lines of
-services/common/flotilla_common/episodes/conversations.py. Prints one JSON object: what the file says of itself, or
+flotilla_common/episodes/conversations.py. Prints one JSON object: what the file says of itself, or
 the `error`."""
 
 import sys

@@ -112,8 +112,9 @@ def test_the_code_that_a_machine_was_given_goes_before_what_is_installed_there(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "gen/flotilla").mkdir(parents=True)
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services/__init__.py").write_text("raise SystemExit('given')")
+    given = tmp_path / "services/launcher/flotilla_launcher"
+    given.mkdir(parents=True)
+    (given / "__init__.py").write_text("raise SystemExit('given')")
     watched = WatchedReplica(
         "run", ROLLOUT, "flotilla_rollout", sys.executable, "h:7", 0, False, 60
     )

@@ -18,9 +18,12 @@ _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
 _WEIGHTS = "WEIGHTS"
 _RANK = "SKYPILOT_NODE_RANK"
-# A machine's own commit of Flotilla precedes an installed one. The `services` of another project do
-# not.
-OWN_CODE = '[ ! -d gen/flotilla ] || export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"'
+# A machine's own commit of Flotilla precedes an installed one. Another
+# project's files do not.
+OWN_CODE = (
+    'if [ -d gen/flotilla ]; then for d in "$PWD"/services/* "$PWD"/environments "$PWD"/gen; do'
+    ' export PYTHONPATH="$d${PYTHONPATH:+:$PYTHONPATH}"; done; fi'
+)
 # Returns a machine's public address, which is only known once it runs.
 _WHO_AM_I = "https://checkip.amazonaws.com"
 

@@ -12,7 +12,7 @@ from flotilla_environments.tiny_policy import __main__ as cli
 from flotilla_environments.tiny_policy.build import MANIFEST, BuildError, build, recipe_digest
 from flotilla_environments.tiny_policy.evaluate import evaluate, load_player
 from flotilla_rollout.adapters.tokenizer import load_tokenizer
-from tests.tools.tiny_policy.conftest import MINI, MINI_OTHER_SEED
+from tests.environments.tiny_policy.conftest import MINI, MINI_OTHER_SEED
 
 FILES = {
     "config.json",

@@ -23,7 +23,7 @@ from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_toke
 from flotilla_rollout.dialects.template import TemplateDialect
 from flotilla_rollout.rendering.conversation_renderer import ConversationRenderer
 from tests.support.shared_folders import SharedFolders
-from tests.tools.tiny_policy.shown_notes import note_rows, shown_row, to_conversation
+from tests.environments.tiny_policy.shown_notes import note_rows, shown_row, to_conversation
 
 SHORT = Schedule(steps=2, batch_size=4)
 MINI = replace(recipe_for_tools(0), demonstrations=40, basics=SHORT, schedule=SHORT)

@@ -8,7 +8,7 @@ import pytest
 
 from flotilla_common.episodes.conversations import Conversation
 from flotilla_environments.tiny_policy.drills import find_values, leaves_of, make_drills, words_of
-from tests.tools.tiny_policy.shown_notes import NAMES, note_rows, shown_row, to_conversation
+from tests.environments.tiny_policy.shown_notes import NAMES, note_rows, shown_row, to_conversation
 
 SHOWN = [to_conversation(row) for row in note_rows()]
 

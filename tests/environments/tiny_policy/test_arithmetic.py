@@ -16,7 +16,7 @@ from flotilla_environments.tiny_policy.demonstrator import Habits
 from flotilla_environments.tiny_policy.tokenizer import train_tokenizer
 from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
 from flotilla_rollout.dialects.template import TemplateDialect
-from tests.tools.tiny_policy.conftest import MINI
+from tests.environments.tiny_policy.conftest import MINI
 
 DILIGENT = Habits(lazy={"arithmetic": 0.0}, sloppy=0.0)
 
