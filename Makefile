@@ -187,11 +187,11 @@ $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
 	@touch $@
 
 proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
-	@rm -rf gen && mkdir gen
+	@rm -rf gen/flotilla
 	@PATH=$(CURDIR)/$(VENV)/proto/bin:$$PATH $(VENV)/proto/bin/python -W ignore -m grpc_tools.protoc -Iprotos \
 	  --python_out=gen --grpc_python_out=gen --mypy_out=quiet:gen --mypy_grpc_out=quiet:gen \
 	  $$(find protos -name '*.proto' | sort)
-	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
+	@find gen/flotilla -type d -exec touch {}/__init__.py \; && touch gen/flotilla/py.typed
 
 requirements: $(STAMP)  ## find the hashes of the packages that requirements/ pins
 	$(BIN)/python -m tools.requirements

@@ -1,10 +1,10 @@
 """Cost of a tool call: `python -m benchmarks.gateway_call [--episodes 16]`.
 
 One MCP server (`flotilla_environments.serve`, a process of its own) answers the same look-up in
-three ways, in turns: through a gateway process and the rollout workers' client; through the official `mcp`
-client with one open session per episode; and through that client with a new connection for each
-call. The CPU time covers all threads of the client and, if there is one, the gateway, but not the
-server. The last line is one JSON object:
+three ways, in turns: through a gateway process and the rollout workers' client; through the
+official `mcp` client with one open session per episode; and through that client with a new
+connection for each call. The CPU time covers all threads of the client and, if there is one, the
+gateway, but not the server. The last line is one JSON object:
 
 - `gateway_ms`, `persistent_ms`, `reconnect_ms`: CPU milliseconds per call, of all rounds together;
   `gateway_client_ms` and `gateway_process_ms` are the two parts of the first.

@@ -80,12 +80,12 @@ def test_every_extra_that_a_message_tells_to_install_is_one_of_the_project() -> 
     }
     assert {"ray", "s3", "env-gateway"} <= told - {"extra"}
     assert told - {"extra"} <= set(project["project"]["optional-dependencies"])
-    assert install_command("ray").startswith('pip install ".[ray]"')
+    assert install_command("ray").startswith("pip install 'flotilla-rl[ray]'")
 
 
 def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
     versions = read_pins(ROOT / "requirements/openenv.txt")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "environments/pyproject.toml").read_text())
     assert project["project"]["optional-dependencies"]["openenv"] == ["openenv==0.10.*"]
     assert versions["openenv"].startswith("0.10.")
     assert versions["mcp"].startswith("1.")

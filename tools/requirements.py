@@ -1,7 +1,7 @@
 """Rewrites every requirements file with the hashes of its packages: `make requirements`.
 
 A pinned file is its own input: change a version in it and run this. A profile lists the packages of
-some extras of pyproject.toml under the pins of such a file, for a smaller environment. Hashes are
+some of our distributions under the pins of such a file, for a smaller environment. Hashes are
 those of the wheels for Python 3.11 on Linux, or of the source if there is no such wheel.
 """
 
@@ -12,10 +12,12 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from packaging.markers import Marker
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,10 +64,10 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """File with the packages of extras of pyproject.toml, under the pins of another file."""
+    """File with the packages that distributions of ours need, under the pins of another file."""
 
     path: str
-    extras: Sequence[str]
+    needed_by: Sequence[str]
     pinned_by: str
     machines: Sequence[str] = MACHINES
     python: str = PYTHON
@@ -76,13 +78,18 @@ class Profile:
 
     @property
     def wanted(self) -> list[str]:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        optional = project["optional-dependencies"]
-        return [*project["dependencies"], *(each for e in self.extras for each in optional[e])]
+        return sorted({each for own in self.needed_by for each in find_packages(own)})
 
 
 _PEERS = ("prime_rl", "skyrl", "trl", "verl")
-_MACHINE = ("launcher", "env-gateway", "environments", "s3")
+_MACHINE = (
+    "flotilla-rl",
+    "flotilla-rl-env-gateway[embedded]",
+    "flotilla-rl-environments[serve]",
+    "flotilla-rl-common[s3]",
+)
+_LEARNER = "flotilla-rl-learner[ray,s3]"
+_ROLLOUT = "flotilla-rl-rollout[gpu,ray]"
 FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
     Pinned("requirements/build.txt"),
@@ -99,15 +106,17 @@ FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/sky-clouds.txt"),
     Pinned("protos/requirements.txt"),
     Profile(
-        "requirements/env_gateway.txt", ("env-gateway", "environments"), "requirements/cpu.txt"
+        "requirements/env_gateway.txt",
+        ("flotilla-rl-env-gateway[embedded]", "flotilla-rl-environments[serve]"),
+        "requirements/cpu.txt",
     ),
     Profile(
         "requirements/gpu.txt",
-        (*_MACHINE, "rollout", "learner", "ray", "tinker"),
+        (*_MACHINE, _ROLLOUT, _LEARNER, "flotilla-rl-tinker"),
         "requirements/gpu.txt",
     ),
-    Profile("requirements/learner.txt", ("learner", "ray", "s3"), "requirements/gpu.txt"),
-    Profile("requirements/rollout.txt", ("rollout",), "requirements/gpu.txt"),
+    Profile("requirements/learner.txt", (_LEARNER,), "requirements/gpu.txt"),
+    Profile("requirements/rollout.txt", ("flotilla-rl-rollout[gpu]",), "requirements/gpu.txt"),
     Profile("requirements/machine.txt", _MACHINE, "requirements/gpu.txt"),
     *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in _PEERS),
     *(Pinned(f"tests/sky/requirements-{kind}.txt") for kind in ("machine", "slurm-node")),
@@ -120,6 +129,30 @@ def read_pins(path: Path) -> dict[str, str]:
     """Return the pinned versions of a file, with or without hashes."""
     found = (_PIN.match(line) for line in path.read_text().splitlines())
     return {canonicalize_name(match[1]): match[2] for match in found if match}
+
+
+@cache
+def _our_projects() -> dict[str, dict[str, Any]]:
+    """Return the project tables of the distributions that this repository holds, by name."""
+    files = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml")]
+    files += ROOT.glob("services/*/pyproject.toml")
+    tables = [tomllib.loads(file.read_text())["project"] for file in files]
+    return {table["name"]: table for table in tables}
+
+
+def find_packages(requirement: str) -> Iterator[str]:
+    """Yield the packages of others that a requirement comes to, through distributions of ours."""
+    wanted = Requirement(requirement)
+    project = _our_projects().get(wanted.name)
+    if project is None:
+        yield requirement
+        return
+    optional = project.get("optional-dependencies", {})
+    for extra in sorted(wanted.extras):
+        for each in optional[extra]:
+            yield from find_packages(each)
+    for each in project["dependencies"]:
+        yield from find_packages(each)
 
 
 def main() -> int:

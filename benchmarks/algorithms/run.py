@@ -14,7 +14,7 @@ from flotilla_common.domain.attempts import StopReason
 from flotilla_common.spec.spec import PolicyConfig
 from flotilla_environments.api import ENV_KEYS
 from flotilla_environments.task_generator import Scenario, draw_scenario, make_data_id
-from flotilla_environments.tiny_policy.episodes import Episode, Player, play_tasks
+from flotilla_environments.tiny_policy.episodes import PlayedEpisode, Player, play_tasks
 from flotilla_environments.tiny_policy.evaluate import Score, load_player
 from flotilla_learner.config.algorithm import AlgorithmConfig
 from flotilla_learner.config.learner import OptimizerConfig
@@ -50,7 +50,7 @@ class Sampled:
     """Batch with the version that sampled it."""
 
     version: int
-    episodes: list[Episode]
+    episodes: list[PlayedEpisode]
 
 
 def run_case(case: Case, seed: int, plan: Plan, folder: Path) -> float:
@@ -136,7 +136,9 @@ def train_batch(step: int, sampled: Sampled) -> TrainBatch:
     return TrainBatch(step, tuple(sequences))
 
 
-def _train_sequence(episode: Episode, group_id: str, attempt: int, staleness: int) -> TrainSequence:
+def _train_sequence(
+    episode: PlayedEpisode, group_id: str, attempt: int, staleness: int
+) -> TrainSequence:
     return TrainSequence(
         group_id=group_id,
         attempt_index=attempt,

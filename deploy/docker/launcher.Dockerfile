@@ -27,11 +27,11 @@ RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes --requi
         --requirement requirements/sky.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY gen gen
-COPY tools tools
 COPY environments environments
 COPY services services
 ARG FLOTILLA_COMMIT=unknown
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels \
+        . ./gen ./environments ./services/* \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d

@@ -18,13 +18,13 @@ RUN python -m venv /opt/flotilla && python -m venv /opt/build
 COPY requirements/build.txt requirements/rollout.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/build.txt \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/rollout.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY LICENSE ./
 COPY gen gen
-COPY tools tools
-COPY environments environments
-COPY services services
+COPY services/common services/common
+COPY services/rollout services/rollout
 ARG FLOTILLA_COMMIT=unknown
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels \
+        ./gen ./services/common ./services/rollout \
     && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d

@@ -16,8 +16,8 @@ from flotilla_environments.tiny_policy.evaluate import load_player
 from flotilla_environments.tiny_policy.sampler import Limits, sample_turns
 from flotilla_environments.tiny_policy.tokenizer import TURN_END
 from flotilla_rollout.adapters.tokenizer import load_tokenizer
-from tests.support.shared_folders import SharedFolders
 from tests.environments.tiny_policy.conftest import MINI
+from tests.support.shared_folders import SharedFolders
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Servers and processes for the tests of the common library."""
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack

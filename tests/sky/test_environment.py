@@ -17,7 +17,7 @@ from tools.requirements import read_pins
 
 
 def test_the_extra_and_the_pinned_environments_have_one_skypilot() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "services/launcher/pyproject.toml").read_text())["project"]
     [extra] = project["optional-dependencies"]["sky"]
     version = extra.split("==")[1]
     assert project["optional-dependencies"]["sky-clouds"][0].split("==")[1] == version

@@ -11,7 +11,8 @@ def main() -> int:
     if missing:
         print(
             f"error: not installed: {', '.join(missing)}; the emulator needs the extra `emulator`: "
-            'pip install ".[emulator]" in Flotilla\'s checkout',
+            "pip install 'flotilla-rl-environments[emulator]'"
+            " (in a checkout: uv pip install -e '.[emulator]')",
             file=sys.stderr,
         )
         return 1

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 # The command that installs what questions are read with.
-INSTALL = 'pip install ".[gsm8k]" in Flotilla\'s checkout'
+INSTALL = (
+    "pip install 'flotilla-rl-environments[gsm8k]' (in a checkout: uv pip install -e '.[gsm8k]')"
+)
 _TIMEOUT_S = 30.0
 _SUFFIXES = (".parquet", ".jsonl")
 

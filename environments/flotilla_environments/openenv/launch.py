@@ -22,7 +22,8 @@ def ensure_openenv(argv: Sequence[str]) -> None:
     if not _PYTHON.exists() or Path(sys.prefix).resolve() == _PYTHON.parents[1].resolve():
         raise NotInstalledError(
             "--openenv needs the openenv package, which cannot be installed beside mcp 2: run "
-            '`make openenv`, or `pip install ".[openenv]"` into an environment of its own'
+            '`make openenv`, or `uv pip install "./environments[openenv]"` into an environment of '
+            "its own"
         )
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     command = [str(_PYTHON), "-P", "-m", "flotilla_environments.serve", *argv]

@@ -34,7 +34,7 @@ class Player:
 
 
 @dataclass
-class Episode:
+class PlayedEpisode:
     """One attempt; `policy` marks the tokens the policy wrote, `logprobs` is 0 elsewhere."""
 
     instance: Instance
@@ -61,7 +61,7 @@ def play_tasks(
     *,
     temperature: float,
     generator: torch.Generator | None = None,
-) -> list[Episode]:
+) -> list[PlayedEpisode]:
     """Play every task once, in lockstep. Solved: declared done, with the right final state."""
     limits = Limits(frozenset({player.dialect.stop_ids[0]}), temperature=temperature)
     episodes = [_open_episode(player, task) for task in tasks]
@@ -79,14 +79,14 @@ def play_tasks(
     return episodes
 
 
-def _open_episode(player: Player, task: Scenario) -> Episode:
+def _open_episode(player: Player, task: Scenario) -> PlayedEpisode:
     instance = open_instance(task.env_key, task.data_id, task.data_version)
-    episode = Episode(instance, [])
+    episode = PlayedEpisode(instance, [])
     episode.observe(prompt_ids(player.dialect, task, instance.tools()))
     return episode
 
 
-def _take_step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
+def _take_step(player: Player, episode: PlayedEpisode, written: Sampled, *, last: bool) -> None:
     """Execute a turn: append its replies, or end the episode."""
     dialect, before = player.dialect, np.array(episode.ids[: len(episode.ids) - len(written.ids)])
     turn = dialect.parse_turn(before, written.ids, ())

@@ -13,7 +13,7 @@ from flotilla_environments.gsm8k.arithmetic import make_problem
 from flotilla_environments.gsm8k.verifiers.strict import marked_number
 from flotilla_environments.task_generator import Split, draw_scenario, make_data_id
 from flotilla_environments.tiny_policy import arithmetic
-from flotilla_environments.tiny_policy.episodes import Episode, Player, play_tasks
+from flotilla_environments.tiny_policy.episodes import PlayedEpisode, Player, play_tasks
 from flotilla_environments.tiny_policy.sampler import Limits, sample_turns
 from flotilla_rollout.adapters.tokenizer import load_tokenizer
 
@@ -102,5 +102,5 @@ def measure_policy(player: Player, course: str, tasks: int, seed: int) -> Iterat
             yield Measured(split, temperature, name, score)
 
 
-def _score_episodes(episodes: Sequence[Episode]) -> Score:
+def _score_episodes(episodes: Sequence[PlayedEpisode]) -> Score:
     return Score(sum(episode.solved for episode in episodes), len(episodes))

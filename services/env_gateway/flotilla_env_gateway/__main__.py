@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from flotilla_common.aio.concurrency import running_tasks, wait_unless
 from flotilla_common.process.loaded_objects import freeze_loaded_objects
@@ -170,10 +170,15 @@ def check_functions(_: SharedConfig, config: EnvGatewayConfig) -> str:
     return ""
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run a gateway from its command line, and exit the process."""
     run_service_process(
         *("env_gateway", EnvGatewayConfig, load),
         doc=_DOC,
         registry=load_registry,
         check=check_functions,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -178,6 +178,7 @@ def main() -> int:
     """Run a launcher and return its exit code.
 
     Exit codes: 0 stopped on request; 1 another launcher holds the folder, or a bad setup."""
+    keep_private()
     given = build_parser().parse_args()
     runs = Path(given.runs).resolve()
     runs.mkdir(parents=True, exist_ok=True)
@@ -205,5 +206,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    keep_private()
     sys.exit(main())

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flotilla_common.process.service_main import Runtime, run_service_process
 from flotilla_common.rpc.errors import ConfigError
@@ -230,7 +230,12 @@ def _open_remote_store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:
     return open_store(f"{checkpoint.remote}/{runtime.run_id}", checkpoint.remote_options)
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run a learner from its command line, and exit the process."""
     run_service_process(
         "learner", LearnerConfig, _load_learner, doc=__doc__ or "", registry=load_registry
     )
+
+
+if __name__ == "__main__":
+    main()

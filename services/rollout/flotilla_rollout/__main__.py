@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flotilla_common.process.loaded_objects import freeze_loaded_objects
 from flotilla_common.process.run_membership import ReplicaStatus
@@ -387,7 +387,12 @@ def _make_identity(runtime: Runtime[RolloutConfig], model: "ModelFiles") -> "Wor
     )
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run a rollout process from its command line, and exit the process."""
     run_service_process(
         "rollout", RolloutConfig, load, doc=DOC, registry=load_registry, check=check_here
     )
+
+
+if __name__ == "__main__":
+    main()

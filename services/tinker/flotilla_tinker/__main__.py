@@ -3,7 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from flotilla_common.process.loaded_objects import freeze_loaded_objects
 from flotilla_common.process.run_membership import ReplicaStatus
@@ -141,5 +141,10 @@ def _server_settings(config: TinkerConfig) -> "ServerSettings":
     )
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run a Tinker server from its command line, and exit the process."""
     run_service_process("tinker", TinkerConfig, load, doc=_DOC, registry=load_registry)
+
+
+if __name__ == "__main__":
+    main()

@@ -46,7 +46,7 @@ def test_a_program_in_a_checkout_is_of_its_commit() -> None:
 
 def test_a_wheel_names_the_commit_that_it_was_built_from(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT / "services/common", check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = archive.read("flotilla_common/commit.txt").decode().strip()

@@ -11,7 +11,6 @@ import pytest
 from flotilla_common.process.private_process import keep_private
 from tests.common.process.test_service_main import SPEC
 from tests.support import echo_service
-from tests.support.repository import ROOT
 
 SERVICE = (sys.executable, "-m", "tests.common.sample_service")
 

@@ -126,7 +126,7 @@ def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
 
 
 def test_sdks_of_every_cloud_that_may_be_chosen_are_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "services/launcher/pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name][0] for name in ("sky", "sky-clouds")]
     known = set(re.findall(r"[a-z]+", " ".join(extras)))
     assert set(request()["cloud"]["options"]) - {"any", "spec"} <= known

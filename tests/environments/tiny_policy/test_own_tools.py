@@ -22,8 +22,8 @@ from flotilla_environments.tiny_policy.train import Schedule
 from flotilla_rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
 from flotilla_rollout.dialects.template import TemplateDialect
 from flotilla_rollout.rendering.conversation_renderer import ConversationRenderer
-from tests.support.shared_folders import SharedFolders
 from tests.environments.tiny_policy.shown_notes import note_rows, shown_row, to_conversation
+from tests.support.shared_folders import SharedFolders
 
 SHORT = Schedule(steps=2, batch_size=4)
 MINI = replace(recipe_for_tools(0), demonstrations=40, basics=SHORT, schedule=SHORT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flotilla_common.process.extras import install_command
 from flotilla_common.spec.config import canonical_json
 from flotilla_launcher.doctor.findings import Status
 from flotilla_launcher.doctor.start_gate import doctor_gate
@@ -70,7 +71,7 @@ async def test_a_store_that_only_the_launchers_own_packages_do_not_know_refuses_
     elsewhere = subject(spec(policy, tasks, *ELSEWHERE, bucket), tmp_path, **environ)
     check(await probed("store", elsewhere), Status.WARN, "is not tried", "s3fs", "`make setup`")
     here = subject(spec(policy, tasks, bucket), tmp_path, **environ)
-    check(await probed("store", here), Status.FAIL, "s3fs", 'pip install ".[s3]"')
+    check(await probed("store", here), Status.FAIL, "s3fs", install_command("s3"))
 
 
 @pytest.mark.usefixtures("uncounted")

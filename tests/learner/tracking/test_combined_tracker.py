@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from flotilla_common.process.extras import install_command
 from flotilla_common.process.own_version import own_version
 from flotilla_common.rpc.errors import ConfigError
 from flotilla_common.spec.config import parse_config
@@ -198,7 +199,7 @@ def test_a_tracker_whose_package_is_missing_names_the_extra_that_brings_it(
         # The adapter sets them; they end with the test.
         monkeypatch.setenv(name, "true")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=re.escape(f'pip install ".[{extra}]"')):
+    with pytest.raises(ConfigError, match=re.escape(install_command(extra))):
         build_trackers(TrackingConfig(backends=(backend,)), "run", tmp_path, {})
 
 

@@ -127,8 +127,8 @@ def _make_runtime(layout: Layout, name: str, requirements: Path) -> None:
 def _hook(runtime: Path) -> None:
     """Let every Python of this runtime import `machine_hook` first."""
     [packages] = runtime.glob("lib/python3.*/site-packages")
-    shutil.copy(ROOT / "tests/sky/machine_hook.py", packages / "flotilla_hook.py")
-    (packages / "flotilla_hook.pth").write_text("import flotilla_hook\n")
+    shutil.copy(ROOT / "tests/sky/machine_hook.py", packages / "machine_hook.py")
+    (packages / "machine_hook.pth").write_text("import machine_hook\n")
 
 
 def _run(*command: str, env: dict[str, str] | None = None) -> None:

@@ -2,7 +2,5 @@
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs `extra`, one of pyproject.toml's optional dependencies.
-
-    It is for a checkout: the name `flotilla` on PyPI belongs to another project."""
-    return f'pip install ".[{extra}]" in Flotilla\'s checkout'
+    """Return the command that installs `extra`, one of those of `flotilla-rl`."""
+    return f"pip install 'flotilla-rl[{extra}]' (in a checkout: uv pip install -e '.[{extra}]')"

@@ -1,6 +1,7 @@
 """The version and the commit of this Flotilla, which everything that a run writes names.
 
-A built package knows its commit from its build (tools/record_commit.py), a checkout from git."""
+A built package knows its commit from its build (services/common/record_commit.py), a checkout
+from git."""
 
 import subprocess
 from dataclasses import asdict, dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from flotilla_common.process.child_environment import child_environment
 
 UNKNOWN = "unknown"
+# This package's own; a checkout is installed as the one that names all others.
+_DISTRIBUTIONS = ("flotilla-rl-common", "flotilla-rl")
 COMMIT_FILE = "commit.txt"
 _GIT_S = 10.0
 _DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
@@ -34,14 +37,18 @@ class OwnVersion:
 def own_version() -> OwnVersion:
     """Return the version and commit of the running program."""
     here = Path(__file__).parents[1]
-    try:
-        number = version("flotilla")
-    except PackageNotFoundError:
-        number = UNKNOWN
+    number = next(filter(None, map(_version_of, _DISTRIBUTIONS)), UNKNOWN)
     recorded = here / COMMIT_FILE
     if recorded.is_file():
         return OwnVersion(number, recorded.read_text(encoding="utf-8").strip() or UNKNOWN)
     return OwnVersion(number, commit_of_checkout(here.parents[2]))
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 def commit_of_checkout(root: Path) -> str:

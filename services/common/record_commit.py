@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_RECORDED = "services/common/flotilla_common/commit.txt"
+_RECORDED = "flotilla_common/commit.txt"
 
 
 class RecordCommit(BuildHookInterface[Any]):
@@ -27,7 +27,8 @@ class RecordCommit(BuildHookInterface[Any]):
     def _find_commit(self) -> str:
         if named := os.environ.get("FLOTILLA_COMMIT", ""):
             return named
-        if not (Path(self.root) / ".git").exists():
+        # Not the repository of another project, in which a source archive was unpacked.
+        if not (Path(self.root).parents[1] / ".git").exists():
             return "unknown"
         command = ["git", "-C", self.root, "describe"]
         command += ["--always", "--dirty", "--abbrev=40", "--exclude=*"]
