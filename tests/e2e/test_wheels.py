@@ -40,7 +40,11 @@ SERVICES = ("env-gateway", "launcher", "learner", "rollout", "tinker")
 OF_EXTRAS = {
     "common": {"ray", "torch", "transformers", "PIL", "tinker", "httpx", "huggingface_hub"},
     "env-gateway": {"flotilla_environments"},
-    "environments": {"fleet", "openenv", "mcp", "starlette", "uvicorn", "torch", "transformers"},
+    "environments": {
+        *("cloudpickle", "fleet", "openenv", "mcp", "starlette", "uvicorn"),
+        *("huggingface_hub", "pyarrow", "torch", "transformers", "tokenizers", "rich"),
+        *("numpy", "msgspec", "flotilla_common", "flotilla_reading", "flotilla_rollout"),
+    },
     "launcher": {"typer", "rich", "tokenizers", "flotilla_reading", "sky", "huggingface_hub"},
     "learner": {"ray", "tinker"},
     "reading": {"starlette", "uvicorn", "jinja2", "markupsafe", "inspect_ai", "pyarrow", "fsspec"},
@@ -145,7 +149,7 @@ async def started(
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
     """A service of an environment, and its address, once it answers that it serves."""
     address = free_address()
-    environ = {**os.environ, "FLOTILLA_TOKEN": TOKEN, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environ = {**os.environ, "FLOTILLA_TOKEN": TOKEN, "MINE": "tml-key-of-mine-0123456789"}
     del environ["PYTHONPATH"]
     with (folder / f"{part}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -163,7 +167,7 @@ async def started(
             done = subprocess.run(check, cwd=folder, env=environ, capture_output=True, check=False)
             return done.returncode == 0
 
-        await until(serves, limit_s=300)
+        await until(serves, 300, (folder / f"{part}.log").read_text)
         yield process, address
     finally:
         if process.returncode is None:
@@ -191,6 +195,7 @@ def write_run(folder: Path, policy: Path) -> Path:
             "group_size": 4,
             "optimizer": {"lr": 1e-3},
         },
+        "tinker": {"listen": free_address(), "keys": {"mine": "$MINE"}},
     }
     tasks = list(make_tasks(["booking"], "train", 20))
     (folder / "tasks.json").write_text(json.dumps({"tasks": tasks}))
