@@ -10,7 +10,7 @@ from tests.support.repository import ROOT
 TEXT = (ROOT / "AGENTS.md").read_text()
 SECTION = TEXT.split("## Four walks")[1].split("\n## ")[0]
 WALKS = {
-    re.match(r"\*\*(.*?)\*\*", part)[1]: re.findall(r"^\d\. `(services/[^`]+)\.py`", part, re.M)  # type: ignore[index]
+    re.match(r"\*\*(.*?)\*\*", part)[1]: re.findall(r"^\d\. `(flotilla_[^`]+)\.py`", part, re.M)  # type: ignore[index]
     for part in re.split(r"\n(?=\*\*)", SECTION)[1:]
 }
 
@@ -26,5 +26,4 @@ def test_there_are_four_walks_of_five_to_eight_files() -> None:
     "file", [file for files in WALKS.values() for file in files], ids=lambda file: file
 )
 def test_a_module_of_a_walk_can_be_imported(file: str) -> None:
-    module = ".".join(file.split("/")[2:])
-    assert importlib.import_module(module).__doc__
+    assert importlib.import_module(file.replace("/", ".")).__doc__
