@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from flotilla_common.spec.spec import PolicyConfig
+from flotilla_learner.guard.diagnosis import diagnose_mismatch
 from flotilla_learner.guard.mismatch_limits import BOUNDS, MismatchBound
 from flotilla_learner.rank.policy_loading import load_policy
-from flotilla_learner.types import TrainBatch, TrainSequence
+from flotilla_learner.types import (
+    Comparison,
+    Hypothesis,
+    TrainBatch,
+    TrainSequence,
+    VersionMismatch,
+)
 from tests.learner.guard.engines import (
     RANK,
     Trainer,
@@ -70,6 +78,22 @@ def test_an_engine_of_another_dtype_is_named(trainer: Trainer, dtype: torch.dtyp
     assert diagnosis.setting == "dtype"
     name = str(dtype).removeprefix("torch.")
     assert f"computing in {name} makes it, policy.dtype is float32" in diagnosis.sentence
+
+
+def test_an_engine_may_round_less_than_the_trainer_in_the_same_dtype_but_not_much_more() -> None:
+    """The numbers of vLLM in bfloat16 on a processor whose kernels add up in float32."""
+    found = VersionMismatch(130, kl=0.0009, abs_diff=0.0328, abs_diff_tail=0.1, abs_diff_max=0.1)
+    tried = (
+        Hypothesis("dtype", "bfloat16", residual=0.099, effect=0.0962),
+        Hypothesis("dtype", "float16", residual=0.036, effect=0.0117),
+    )
+    policy = PolicyConfig(model="m", dtype="float32", max_model_len=128)
+    comparison = Comparison({0: found}, hypotheses=tried)
+    named = diagnose_mismatch(found, comparison, policy, 1.0)
+    assert "computing in bfloat16 makes it" in named.sentence
+    # Three times what even bfloat16 explains is something else.
+    coarse = replace(found, abs_diff=0.3)
+    assert diagnose_mismatch(coarse, comparison, policy, 1.0).setting is None
 
 
 def test_an_engine_without_the_rope_scaling_is_named(
