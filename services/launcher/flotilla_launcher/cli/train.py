@@ -3,7 +3,6 @@
 With a launcher elsewhere `train` is `submit`: Ctrl-C leaves the run running, and its result comes
 from the launcher, since the run's files are not here."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,10 +142,9 @@ def evaluate_policy(
                 else:
                     _print_spec_changes(stored, spec, overrides, console)
         if stored is not None:
-            spec = json.loads(stored.spec_json)
+            spec = _apply_overrides(stored, overrides)
             start.resume_run_id = stored.run_id
             if overrides:
-                spec = _apply_overrides(stored, overrides)
                 start.spec_json = canonical_json(spec)
         again = command_hints.format_command("eval", target, *overrides, runs=runs)
         request = TrainRequest(spec, target, start, again, again, leaves)

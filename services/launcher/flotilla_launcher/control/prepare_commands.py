@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from flotilla_common.process.child_environment import child_environment
 from flotilla_common.rpc.errors import ConfigError
 from flotilla_common.spec.config import ConfigModel, parse_config
+from flotilla_common.spec.old_names import explain_old_import
 from flotilla_common.text.redaction import redact
 from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
 from flotilla_launcher.ports import PendingRun, RunRefusedError
@@ -157,7 +158,10 @@ async def _forward_output(
 
 
 def _missing_module_hint(prepare: PrepareCommand, output: str) -> str:
-    """Suggest a fix if this interpreter lacks a module because it is not the services' one."""
+    """Suggest a fix if the command imports a module by its old name, or this interpreter lacks one
+    because it is not the services' one."""
+    if moved := explain_old_import(output):
+        return f"\n{moved}"
     lacking = _NO_MODULE.search(output)
     if lacking is None or prepare.command[0] != "python":
         return ""

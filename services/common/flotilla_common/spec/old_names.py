@@ -1,0 +1,128 @@
+"""Names that modules of Flotilla had before each service was a package of its own.
+
+Run specs have them in commands and keys, those of users and those in folders of runs: they are
+translated where a spec is loaded. Modules of users import them: the error then names the new one.
+A package of a user's own that has such a name is left alone."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from flotilla_common.spec.function_names import FunctionName
+
+_SERVICES = "common|env_gateway|launcher|learner|reading|rollout|tinker"
+_MODULES = (
+    (re.compile(r"services\.wire\b"), "flotilla_common.wire"),
+    (re.compile(rf"services\.({_SERVICES})\b"), r"flotilla_\1"),
+    (re.compile(r"tools\.tiny_policy\b"), "flotilla_environments.tiny_policy"),
+    (re.compile(r"environments\b"), "flotilla_environments"),
+)
+_PATHS = (
+    (re.compile(r"services/wire/"), "services/common/flotilla_common/wire/"),
+    (re.compile(rf"services/({_SERVICES})/"), r"services/\1/flotilla_\1/"),
+    (re.compile(r"tools/tiny_policy/"), "environments/flotilla_environments/tiny_policy/"),
+    (re.compile(r"environments/"), "environments/flotilla_environments/"),
+)
+# Packages with a module `plugins`, which other people's modules import.
+_EXTENSIBLE = ("flotilla_env_gateway", "flotilla_learner", "flotilla_reading")
+_ABSENT = re.compile(r"No module named '((?:services|environments|tools)[\w.]*)'")
+_IMPORT = re.compile(r"(?:from|import)\s+((?:services|environments|tools)\b[\w.]*)")
+
+
+def find_new_name(module: str) -> str:
+    """Return today's name of a module by its old one; "" if it is none, or there is a module of
+    that name here. Nothing is imported."""
+    for old, new in _MODULES:
+        if found := old.match(module):
+            name = f"{found.expand(new)}{module[found.end() :]}"
+            return name if _is_here(name, unknown=True) and not _is_here(module) else ""
+    return ""
+
+
+def _is_here(module: str, *, unknown: bool = False) -> bool:
+    """Return whether a module is installed or in the working directory; `unknown` if nothing is
+    that has the name of its package."""
+    top, *inside = module.split(".")
+    found = find_spec(top)
+    if found is None and unknown:
+        return True
+    folders = (*(found.submodule_search_locations or () if found else ()), top)
+    return any(_is_module(Path(folder, *inside)) for folder in folders)
+
+
+def _is_module(path: Path) -> bool:
+    files = (path.with_suffix(".py"), path / "__init__.py", path / "__main__.py")
+    return any(file.is_file() for file in files)
+
+
+def translate_names(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a spec with the new names of modules and of the repository's files, and the old names
+    that were in it, each with its new one."""
+    renamed: dict[str, str] = {}
+    return {key: _translate(value, key, renamed) for key, value in spec.items()}, renamed
+
+
+def _translate(value: Any, key: str, renamed: dict[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        table: Mapping[str, Any] = value
+        # The keys of `modules` are services.
+        return {
+            name: _translate(item, key if key == "modules" else name, renamed)
+            for name, item in table.items()
+        }
+    if isinstance(value, list):
+        items: list[Any] = value
+        if key == "command":
+            return [_translate_word(*pair, renamed) for pair in pairwise(("", *items))]
+        return [_translate(item, key, renamed) for item in items]
+    if not isinstance(value, str):
+        return value
+    new = ""
+    if key in ("modules", "plugins", "trusted"):
+        new = find_new_name(value)
+    elif key in ("needs", "digests", "verifier"):
+        new = _find_new_function(value) or _find_new_path(value)
+    return _note(value, new, renamed)
+
+
+def _translate_word(before: Any, word: Any, renamed: dict[str, str]) -> Any:
+    return _note(word, find_new_name(word), renamed) if before == "-m" else word
+
+
+def _note(old: str, new: str, renamed: dict[str, str]) -> str:
+    if new:
+        renamed[old] = new
+    return new or old
+
+
+def _find_new_function(text: str) -> str:
+    name = FunctionName.parse(text)
+    module = find_new_name(name.module) if name and not name.folder else ""
+    return str(replace(name, module=module)) if name and module else ""
+
+
+def _find_new_path(pattern: str) -> str:
+    for old, new in _PATHS:
+        if found := old.match(pattern):
+            path = f"{found.expand(new)}{pattern[found.end() :]}"
+            is_moved = any(Path().glob(path)) and not any(Path().glob(pattern))
+            return path if is_moved else ""
+    return ""
+
+
+def explain_old_import(text: str) -> str:
+    """Return what to say of a failed import, by its traceback: the new name of the module, if one
+    of Flotilla's was imported by its old name, else ""."""
+    absent = _ABSENT.search(text)
+    if absent is None:
+        return ""
+    for old in reversed([*_IMPORT.findall(text)]):
+        if old.startswith(absent[1]) and (new := find_new_name(old)):
+            package = new.partition(".")[0]
+            stable = f"; plugins import from {package}.plugins" if package in _EXTENSIBLE else ""
+            return f"{old} is {new} now{stable}"
+    return ""
