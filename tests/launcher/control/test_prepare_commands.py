@@ -100,6 +100,7 @@ async def test_a_launcher_without_torch_refuses_and_names_the_services_environme
         (["true"], "did not create"),
         (["sleep", "60"], "took longer than 0.3 s"),
         ([], "prepare.0.command: is empty"),
+        (["flotilla", "taks"], "prepare.0.command: flotilla has no command 'taks'; did you mean"),
     ],
 )
 async def test_a_command_that_cannot_make_it_refuses_the_run(

@@ -38,7 +38,7 @@ from flotilla_launcher.cli.options import (
 )
 
 # Commands whose output is no part of a run: the user's umask decides who may read it.
-_WRITES_FOR_OTHERS = ("export", "data", "tiny", "emulator")
+_WRITES_FOR_OTHERS = ("export", "data", "tasks", "gsm8k", "fleet-booking", "tiny", "emulator")
 
 app = typer.Typer(
     name="flotilla",
