@@ -19,12 +19,22 @@ OLD: dict[str, Any] = {
         {
             "creates": "build/tiny",
             "command": [*PYTHON, "tools.tiny_policy", "build", "--out", "build/tiny"],
-            "needs": ["tools/tiny_policy/*.py", "environments/**/*.py", "services/wire/*.py"],
+            "needs": [
+                "tools/tiny_policy/*.py",
+                "environments/**/*.py",
+                "services/common/domain/*.py",
+                "services/wire/*.py",
+                "notes",
+                "notes.toml",
+            ],
         },
         {"creates": "data", "command": [*PYTHON, "services.launcher.cli.app", "data", "prepare"]},
     ],
     "env_gateway": {
-        "servers": [{"command": [*PYTHON, "environments.serve", "--port", "0"]}],
+        "servers": [
+            {"command": [*PYTHON, "environments.serve", "--port", "0"]},
+            {"command": ["/opt/python", "-m", "environments.serve"]},
+        ],
         "backends": {"fleet": {"command": [*PYTHON, "environments.fleet_emulator"]}},
         "environments": {"questions": {"verifier": "environments.gsm8k.arithmetic:grade"}},
         "verifiers": {
@@ -41,29 +51,30 @@ def test_a_spec_with_old_names_becomes_one_with_todays(monkeypatch: pytest.Monke
     monkeypatch.chdir(ROOT)
     spec, renamed = translate_names(OLD)
     tiny, data = spec["prepare"]
-    assert tiny["command"][3:5] == ["flotilla_environments.tiny_policy", "build"]
-    environments = "environments/flotilla_environments"
+    assert tiny["command"] == ["flotilla", "tiny", "build", "--out", "build/tiny"]
     assert tiny["needs"] == [
-        f"{environments}/tiny_policy/*.py",
-        "environments/**/*.py",
-        "services/common/flotilla_common/wire/*.py",
+        "package:flotilla_environments",
+        "package:flotilla_common.domain",
+        "package:flotilla_common.wire",
+        "notes",
+        "notes.toml",
     ]
-    assert data["command"][3:] == ["flotilla_launcher.cli.app", "data", "prepare"]
+    assert data["command"] == ["flotilla", "data", "prepare"]
     gateway = spec["env_gateway"]
-    assert gateway["servers"][0]["command"][3:] == ["flotilla_environments.serve", "--port", "0"]
-    emulator = gateway["backends"]["fleet"]["command"]
-    assert emulator == [*PYTHON, "flotilla_environments.fleet_emulator"]
+    assert gateway["servers"][0]["command"] == ["flotilla", "env", "serve", "--port", "0"]
+    assert gateway["servers"][1]["command"] == ["/opt/python", "-m", "flotilla_environments.serve"]
+    assert gateway["backends"]["fleet"]["command"] == ["flotilla", "emulator"]
     graded = gateway["environments"]["questions"]["verifier"]
     assert graded == "flotilla_environments.gsm8k.arithmetic:grade"
     assert gateway["verifiers"] == {
         "trusted": ["flotilla_environments"],
-        "digests": f"{environments}/verifiers.sha256",
+        "digests": "environments/flotilla_environments/verifiers.sha256",
     }
     modules = {"learner": "flotilla_learner", "rollout": "mine.rollout"}
     assert spec["launcher"]["modules"] == modules
     assert spec["learner"]["algorithm"]["plugins"] == ["flotilla_learner.algo.losses"]
-    assert renamed["tools" + ".tiny_policy"] == "flotilla_environments.tiny_policy"
-    assert len(renamed) == 11
+    assert renamed["python -P -m tools.tiny_policy"] == "flotilla tiny"
+    assert len(renamed) == 14
     assert translate_names(spec) == (spec, {})
 
 
@@ -73,9 +84,9 @@ def test_a_users_file_is_loaded_with_one_line_that_names_the_new_words(
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"prepare": [{"command": ["python", "-m", "environments.tasks"]}]}))
     for _ in range(2):
-        assert load_spec(path)["prepare"][0]["command"][2] == "flotilla_environments.tasks"
+        assert load_spec(path)["prepare"][0]["command"] == ["flotilla", "tasks"]
     told = capsys.readouterr().err
-    assert told == (f"warning: {path}: environments.tasks is flotilla_environments.tasks now\n")
+    assert told == (f"warning: {path}: `python -m environments.tasks` is `flotilla tasks` now\n")
 
 
 def test_a_runs_own_spec_is_translated_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,3 +139,50 @@ def test_a_failed_import_of_an_old_name_is_explained(line: str, told: str) -> No
     text = f"  File 'x.py', line 1\n    {line}\nModuleNotFoundError: No module named '{top}'"
     assert explain_old_import(text) == told
     assert explain_old_import(text.replace(f"'{top}'", "'numpy'")) == ""
+
+
+# The tables of the demo's spec that named modules, as a run of it was recorded.
+DEMO: dict[str, Any] = {
+    "prepare": [
+        {
+            "creates": "build/tiny-0",
+            "command": [
+                *(*PYTHON, "tools.tiny_policy", "build", "--seed", "0"),
+                *("--out", "build/tiny-0"),
+            ],
+            "message": "Building the tiny policy (one to three minutes, once per seed)",
+            "needs": [
+                "tools/tiny_policy/*.py",
+                "environments/**/*.py",
+                "services/common/domain/*.py",
+                "services/rollout/dialects/*.py",
+            ],
+        },
+        *(
+            {
+                "creates": f"build/tasks/{split}.json",
+                "command": [
+                    *(*PYTHON, "environments.tasks", "--split", split, "--count", count),
+                    *("--out", f"build/tasks/{split}.json"),
+                ],
+                "message": f"Generating {what}",
+                "needs": ["environments/**/*.py"],
+            }
+            for split, count, what in (
+                ("train", "1200", "training tasks"),
+                ("heldout", "192", "held-out tasks"),
+                ("unseen_names", "192", "tasks with names that training never shows"),
+            )
+        ),
+    ],
+    "servers": [{"command": [*PYTHON, "environments.serve"], "instances": True}],
+    "fleet": {"command": [*PYTHON, "environments.fleet_emulator", "--die-with-parent"]},
+}
+
+
+def test_the_demo_as_it_was_recorded_differs_in_nothing_from_todays() -> None:
+    today = load_spec(ROOT / "deploy/runs/local.toml")
+    spec, _ = translate_names(DEMO)
+    assert spec["prepare"] == today["prepare"]
+    assert spec["servers"] == today["env_gateway"]["servers"]
+    assert spec["fleet"] == today["env_gateway"]["backends"]["fleet"]

@@ -93,6 +93,15 @@ async def test_a_launcher_without_torch_refuses_and_names_the_services_environme
     assert ".venv/bin/python -c 'import torch_that_is_not_here'" in run.error
 
 
+async def test_a_program_that_imports_an_old_name_is_told_the_new_one(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text("from environments.tasks import make_tasks\n")
+    wish = spec(prepare=[{"creates": "made", "command": ["python", str(program)]}])
+    async with serving(tmp_path) as served:
+        run = await served.ended(await served.start(wish))
+    assert run.error.endswith("\nenvironments.tasks is flotilla_environments.tasks now")
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [

@@ -5,13 +5,13 @@ translated where a spec is loaded. Modules of users import them: the error then 
 A package of a user's own that has such a name is left alone."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flotilla_common.process.spec_commands import COMMAND_LINE, PROGRAMS
 from flotilla_common.spec.function_names import FunctionName
 
 _SERVICES = "common|env_gateway|launcher|learner|reading|rollout|tinker"
@@ -60,7 +60,7 @@ def _is_module(path: Path) -> bool:
 
 
 def translate_names(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a spec with the new names of modules and of the repository's files, and the old names
+    """Return a spec with today's names of modules, programs and files of Flotilla, and the old ones
     that were in it, each with its new one."""
     renamed: dict[str, str] = {}
     return {key: _translate(value, key, renamed) for key, value in spec.items()}, renamed
@@ -77,41 +77,63 @@ def _translate(value: Any, key: str, renamed: dict[str, str]) -> Any:
     if isinstance(value, list):
         items: list[Any] = value
         if key == "command":
-            return [_translate_word(*pair, renamed) for pair in pairwise(("", *items))]
-        return [_translate(item, key, renamed) for item in items]
-    if not isinstance(value, str):
-        return value
-    new = ""
-    if key in ("modules", "plugins", "trusted"):
-        new = find_new_name(value)
-    elif key in ("needs", "digests", "verifier"):
-        new = _find_new_function(value) or _find_new_path(value)
-    return _note(value, new, renamed)
-
-
-def _translate_word(before: Any, word: Any, renamed: dict[str, str]) -> Any:
-    return _note(word, find_new_name(word), renamed) if before == "-m" else word
-
-
-def _note(old: str, new: str, renamed: dict[str, str]) -> str:
+            return _translate_command(items, renamed)
+        items = [_translate(item, key, renamed) for item in items]
+        return _without_parts(items) if key == "needs" else items
+    new = _find_new_value(key, value) if isinstance(value, str) else ""
     if new:
-        renamed[old] = new
-    return new or old
+        renamed[value] = new
+    return new or value
 
 
-def _find_new_function(text: str) -> str:
-    name = FunctionName.parse(text)
-    module = find_new_name(name.module) if name and not name.folder else ""
-    return str(replace(name, module=module)) if name and module else ""
+def _find_new_value(key: str, text: str) -> str:
+    if key in ("modules", "plugins", "trusted"):
+        return find_new_name(text)
+    if key == "needs":
+        return _find_package(text)
+    if key == "verifier" and (name := FunctionName.parse(text)):
+        module = "" if name.folder else find_new_name(name.module)
+        return str(replace(name, module=module)) if module else ""
+    is_gone = key in ("digests", "verifier") and not Path(text).exists()
+    path = _find_new_path(text) if is_gone else ""
+    return path if Path(path).is_file() else ""
+
+
+def _translate_command(words: Sequence[Any], renamed: dict[str, str]) -> list[Any]:
+    """Return a command with the new name of the module that it runs, as a command of `flotilla` if
+    there is one and `python` was to run it."""
+    at = words.index("-m") + 1 if "-m" in words[:-1] else 0
+    new = find_new_name(words[at]) if at and isinstance(words[at], str) else ""
+    if not new:
+        return list(words)
+    old, start = words[at], [*words[:at], new]
+    named = {module: name.split() for name, module in PROGRAMS.items()} | {COMMAND_LINE: []}
+    if words[:at] in (["python", "-P", "-m"], ["python", "-m"]) and new in named:
+        old, start = " ".join(words[: at + 1]), ["flotilla", *named[new]]
+        new = " ".join(start)
+    renamed[old] = new
+    return [*start, *words[at + 1 :]]
 
 
 def _find_new_path(pattern: str) -> str:
     for old, new in _PATHS:
         if found := old.match(pattern):
-            path = f"{found.expand(new)}{pattern[found.end() :]}"
-            is_moved = any(Path().glob(path)) and not any(Path().glob(pattern))
-            return path if is_moved else ""
+            return f"{found.expand(new)}{pattern[found.end() :]}"
     return ""
+
+
+def _find_package(pattern: str) -> str:
+    """Return the package, as a need, whose files an old pattern matched; "" if other files do."""
+    inside = re.search(r"/(flotilla_\w+(?:/\w+)*)/", _find_new_path(pattern))
+    if inside is None or any("/flotilla_" not in str(path) for path in Path().glob(pattern)):
+        return ""
+    return f"package:{inside[1].replace('/', '.')}"
+
+
+def _without_parts(needs: Sequence[Any]) -> list[Any]:
+    """Return needs without packages inside others of them."""
+    whole = tuple(f"{need}." for need in needs if str(need).startswith("package:"))
+    return [need for need in dict.fromkeys(needs) if not str(need).startswith(whole)]
 
 
 def explain_old_import(text: str) -> str:

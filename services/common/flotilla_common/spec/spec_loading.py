@@ -44,7 +44,7 @@ def expand_spec(spec: dict[str, Any], *, where: str) -> dict[str, Any]:
     a run's own spec. Raises ConfigError."""
     spec, renamed = translate_names(spec)
     if renamed and "written_by" not in spec:
-        told = ", ".join(f"{old} is {new} now" for old, new in renamed.items())
+        told = ", ".join(f"`{old}` is `{new}` now" for old, new in renamed.items())
         _warn(f"warning: {where}: {told}")
     return name_rollout_engine(expand_data_table(spec, where=where))
 
