@@ -19,7 +19,7 @@ PROGRAMS = {
 COMMAND_LINE = "flotilla_launcher.cli.app"
 # The first words of all other commands.
 OTHER_COMMANDS = {
-    *("analyze", "cancel", "chat", "data", "doctor", "dump", "env", "eval"),
+    *("analyze", "cancel", "chat", "data", "demo", "doctor", "dump", "env", "eval"),
     *(
         "export",
         "export-trajectories",

@@ -61,6 +61,8 @@ class TrainOptions:
     priority: int = 0
     request_id: str = ""
     summary: Path | None = None
+    # The words after `flotilla` that train the same spec; by default `train` and its file.
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def train_policy(path: Path, runs: Path, overrides: Sequence[str], options: Trai
     `detach`, do not wait for its end."""
 
     async def train(interrupts: Interrupts) -> int:
-        console, words = RunConsole(), ("train", str(path))
+        console, words = RunConsole(), options.again or ("train", str(path))
         spec = load_spec(path, overrides)
         elsewhere = address_from_environment() is not None
         leaves = elsewhere or bool(options.request_id)
