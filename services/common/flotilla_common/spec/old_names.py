@@ -55,8 +55,7 @@ def _is_here(module: str, *, unknown: bool = False) -> bool:
 
 
 def _is_module(path: Path) -> bool:
-    files = (path.with_suffix(".py"), path / "__init__.py", path / "__main__.py")
-    return any(file.is_file() for file in files)
+    return path.with_suffix(".py").is_file() or any(path.glob("*.py"))
 
 
 def translate_names(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
