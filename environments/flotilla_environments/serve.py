@@ -1,12 +1,12 @@
 """Serve the environments over HTTP.
 
-    python -m flotilla_environments.serve --port 0
+    flotilla env serve --port 0
 
 Prints one line of JSON, {"url": "http://127.0.0.1:PORT"}, once it serves. It speaks Fleet's
 instance wire (POST /v1/env/instances with env_key and data_key creates an instance) and MCP at
 {root}mcp, where root is the instance's `urls.root`. SIGTERM closes every instance and exits with 0.
 
-    python -m flotilla_environments.serve booking --openenv
+    flotilla env serve booking --openenv
 
 serves one environment to OpenEnv clients at the URL itself, or several at URL/ENV each. `reset`
 takes task_key, data_id, split and index, or seed; the tool submit_final_answer ends an episode, and
@@ -34,7 +34,7 @@ from flotilla_environments.server.http_process import (
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.serve",
+        prog="flotilla env serve",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"With {TOKEN_VARIABLE} in the environment, every request must bring it as "

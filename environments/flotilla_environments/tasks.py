@@ -1,6 +1,6 @@
 """Task files in Fleet's JSON format, generated from data ids.
 
-    python -m flotilla_environments.tasks --split train --count 1200 --out train.json
+    flotilla tasks --split train --count 1200 --out train.json
 
 A task file is {"tasks": [...]}. Two vocabularies of field names are in use for the same thing, the
 SDK's (`key`, `env_id`, `version`, `data_id`, `verifier_func`) and the data set's (`task_key`,
@@ -146,7 +146,7 @@ def load_tasks(path: Path) -> list[dict[str, Any]]:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.tasks",
+        prog="flotilla tasks",
         description="Write a file of generated tasks in Fleet's JSON format.",
         epilog="Task N of a split is always the same task, so --start gives fresh ones. Splits: "
         "train is for RL; heldout has pairs of names that are in no train or demo task; "

@@ -10,6 +10,9 @@ REASONS = {
     ("services/launcher/flotilla_launcher/cli/launcher_client.py", "_spawn_launcher"): (
         "the launcher, which hands to each service of its runs what that has a use for"
     ),
+    ("services/launcher/flotilla_launcher/cli/demo.py", "run_demo"): (
+        "becomes the same command in another environment, which is a launcher itself"
+    ),
     (
         "services/launcher/flotilla_launcher/agent/parent_death_reaper.py",
         "cleaned_up_after_death",

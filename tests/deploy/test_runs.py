@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from flotilla_common.process import own_packages
+from flotilla_common.process.spec_commands import resolve_command
 from flotilla_common.spec.config import canonical_json
 from flotilla_common.spec.spec_loading import load_spec
 from flotilla_launcher.backends.sky.machine_candidates import check_candidates, check_shared_network
@@ -47,10 +50,22 @@ def test_a_run_has_the_name_of_its_file(path: Path) -> None:
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
 def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
     for prepare in parse_prepare_tables(spec_of(path)):
-        program, *options, module = prepare.command[:4]
+        assert prepare.command[0] == "flotilla"
+        program, *options, module = resolve_command(prepare.command)[:4]
         # `-P`: files in the working directory shadow nothing.
-        assert (program, options) == ("python", ["-P", "-m"])
+        assert (program, options) == (sys.executable, ["-P", "-m"])
         assert importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_what_is_prepared_needs_packages_that_are_there_and_no_folder_of_a_checkout(
+    path: Path,
+) -> None:
+    made = parse_prepare_tables(spec_of(path))
+    needs = [need for prepare in made for need in prepare.needs]
+    named = [need.removeprefix("package:") for need in needs if need.startswith("package:")]
+    assert all(own_packages.folder_of(name) is not None for name in named)
+    assert not [need for need in needs if need.startswith(("services/", "environments/"))]
 
 
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)

@@ -1,6 +1,6 @@
 """Make a file of Fleet's booking tasks usable with this app.
 
-    python -m flotilla_environments.fleet_booking tasks FLEET_TASKS.json --out tasks.json
+    flotilla fleet-booking tasks FLEET_TASKS.json --out tasks.json
 
 Fleet calls its site "booking", which is the name of another, smaller app here. The new file has the
 same tasks, in the same order and with the same prompts and verifiers, with the environment named
@@ -39,7 +39,7 @@ def for_this_app(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.fleet_booking",
+        prog="flotilla fleet-booking",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         tasks = load_tasks(options.file)
     except (OSError, TaskError) as error:
-        print(f"python -m flotilla_environments.fleet_booking: {error}", file=sys.stderr)
+        print(f"flotilla fleet-booking: {error}", file=sys.stderr)
         return 1
     ours = [for_this_app(task) for task in tasks if is_fleets(task)]
     if not ours:

@@ -1,6 +1,6 @@
 """An emulator of Fleet, for tests and training without the service.
 
-    python -m flotilla_environments.fleet_emulator --port 8900
+    flotilla emulator --port 8900
 
 It prints {"url": "http://127.0.0.1:8900"} once it serves. Fleet's own Python SDK, unmodified, uses
 it when two variables are set:
@@ -50,7 +50,7 @@ starts the emulator, in separate processes but without a sandbox: serve only tas
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.fleet_emulator",
+        prog="flotilla emulator",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,7 +67,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--tasks",
         type=Path,
         metavar="FILE",
-        help="task file to serve, as `python -m flotilla_environments.tasks` writes it "
+        help="task file to serve, as `flotilla tasks` writes it "
         f"(default: the first {DEFAULT_TASKS} training tasks)",
     )
     add("--instance-limit", type=int, default=4096, help="instances at once (default 4096)")

@@ -1,8 +1,8 @@
 """Write a task file of questions with a number for an answer.
 
-python -m flotilla_environments.gsm8k --from openai/gsm8k --subset main --split train --out FILE
-python -m flotilla_environments.gsm8k --from train.parquet --out FILE
-python -m flotilla_environments.gsm8k --from arithmetic --split test --count 192 --out FILE
+flotilla gsm8k --from openai/gsm8k --subset main --split train --out FILE
+flotilla gsm8k --from train.parquet --out FILE
+flotilla gsm8k --from arithmetic --split test --count 192 --out FILE
 """
 
 import argparse
@@ -47,7 +47,7 @@ def make_question_tasks(
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.gsm8k",
+        prog="flotilla gsm8k",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Command line: `python -m flotilla_environments.tiny_policy build`, `fit` and `evaluate`."""
+"""Command line: `flotilla tiny build`, `fit` and `evaluate`."""
 
 import argparse
 import os
@@ -33,17 +33,17 @@ tiles and mostly clicks any of them."""
 
 EXAMPLES = """\
 examples:
-  python -m flotilla_environments.tiny_policy build --seed 0 --out build/tiny-0
-  python -m flotilla_environments.tiny_policy build --course arithmetic --out build/tiny-numbers-0
-  python -m flotilla_environments.tiny_policy build --course screen --out build/tiny-screen-0
-  python -m flotilla_environments.tiny_policy fit --demonstrations demonstrations.jsonl \\
+  flotilla tiny build --seed 0 --out build/tiny-0
+  flotilla tiny build --course arithmetic --out build/tiny-numbers-0
+  flotilla tiny build --course screen --out build/tiny-screen-0
+  flotilla tiny fit --demonstrations demonstrations.jsonl \\
       --tasks tasks/train.jsonl tasks/heldout.jsonl --out tiny
-  python -m flotilla_environments.tiny_policy evaluate --model build/tiny-0"""
+  flotilla tiny evaluate --model build/tiny-0"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
-        prog="python -m flotilla_environments.tiny_policy",
+        prog="flotilla tiny",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

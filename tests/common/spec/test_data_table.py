@@ -41,8 +41,8 @@ def test_it_becomes_a_command_and_the_files_that_it_makes(tmp_path: Path) -> Non
     (made,) = spec["prepare"]
     folder = made["creates"]
     assert folder.startswith("build/data/mine-")
-    assert made["command"][3:] == [
-        *("flotilla_launcher.cli.app", "data", "prepare", "--out", folder),
+    assert made["command"] == [
+        *("flotilla", "data", "prepare", "--out", folder),
         *("--env=shop,booking", "--difficulty=1,2", "--max-tasks=100", "--eval-ratio=0.2"),
         *("--strict", "--", "tasks.json"),
     ]

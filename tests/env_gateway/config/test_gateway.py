@@ -17,6 +17,7 @@ from flotilla_env_gateway.config.gateway import EnvGatewayConfig
         ({"lease_ttl": 3}, "lease_ttl"),
         ({"servers": [{"url": "ftp://x"}]}, "http"),
         ({"servers": [{}]}, "url and command"),
+        ({"servers": [{"command": ["flotilla", "env_serve"]}]}, "mean `flotilla env serve`"),
         ({"limits": {"max_calls": 0}}, "max_calls"),
         (
             {"environments": {"e": {"grading": "judge", "verifier": "v.py"}}},

@@ -76,6 +76,17 @@ def nothing():
 
 constant = 1
 """
+TYPED = """
+from flotilla_env_gateway.plugins import Environment, ToolError, normalized_contains
+
+def graded(env: Environment) -> float:
+    assert type(env) is Environment
+    try:
+        env.call_tool("no_such_tool")
+    except ToolError:
+        return float(normalized_contains("milk", env.call_tool("list_notes")))
+    return 0.5
+"""
 STANDARD = """
 import json
 
@@ -143,6 +154,13 @@ async def test_a_function_of_a_trusted_package_grades_with_what_it_imports(folde
     assert (await graded(config, "eggs")).reward == 0
 
 
+async def test_a_trusted_function_has_the_types_of_env_and_fleets_helpers(folder: Path) -> None:
+    (folder / "office/typed.py").write_text(TYPED)
+    config = settings(f"{folder}/office.typed:graded", "office")
+    assert (await graded(config, "Milk!")).reward == 1
+    assert (await graded(config, "eggs")).reward == 0
+
+
 async def test_an_async_function_is_awaited_and_gets_the_final_answer(folder: Path) -> None:
     config = settings(f"{folder}/office.rewards:awaited", "office.rewards")
     assert (await graded(config, answer="done")).reward == 1
@@ -206,6 +224,12 @@ async def test_a_function_of_the_standard_library_runs_in_the_sandbox(folder: Pa
         ("office.rewards:needy", ("office",), "needs threshold, but gets env"),
         ("office.rewards:nothing", ("office",), "takes no `env`"),
         ("office.broken:graded", ("office",), r"NameError: .*'nme'.* \(broken\.py, line 2\)"),
+        (
+            "office.dated:graded",
+            ("office",),
+            r"No module named 'services.*' \(dated\.py, line 1: from services\.common\.rpc.*;"
+            r" services\.common\.rpc\.rpc is flotilla_common\.rpc\.rpc now",
+        ),
         ("office.leaving:graded", ("office",), "SystemExit: 3"),
         ("office.ending:graded", ("office",), "ends the process"),
         ("absent_one:graded", ("absent_one",), "No module named 'absent_one'.*FOLDER/absent_one"),
@@ -220,6 +244,7 @@ async def test_a_function_that_cannot_grade_is_refused_by_its_key_before_anythin
     folder: Path, verifier: str, trusted: tuple[str, ...], problem: str
 ) -> None:
     (folder / "office/broken.py").write_text("def graded(env): ...\nnme\n")
+    (folder / "office/dated.py").write_text("from services.common.rpc.rpc import channel\n")
     (folder / "office/leaving.py").write_text("import sys\nsys.exit(3)\n")
     (folder / "office/ending.py").write_text("import os\nos._exit(0)\n")
     (folder / "unreadable.py").write_text("def graded(env:\n")

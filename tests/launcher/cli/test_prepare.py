@@ -67,6 +67,27 @@ async def test_a_folder_is_newer_with_any_file_in_it(tmp_path: Path) -> None:
         assert made.read_text() == "xx"
 
 
+async def test_a_command_of_flotilla_makes_its_file_anew_for_newer_code_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = tmp_path / "site" / "made_of_this" / "below" / "code.py"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    made = tmp_path / "tasks.json"
+    words = ["flotilla", "tasks", "--split", "train", "--count", "2", "--out", str(made)]
+    needs = ["package:made_of_this", "package:nowhere.at_all"]
+    table = {"creates": str(made), "command": words, "needs": needs}
+    console = Terminal(file=io.StringIO())
+    for newer, count in ((0, 2), (-10, 0), (10, 2)):
+        if newer:
+            made.write_text('{"tasks": []}')
+            os.utime(code, (made.stat().st_mtime + newer,) * 2)
+        await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
+        assert len(json.loads(made.read_text())["tasks"]) == count
+
+
 async def test_a_pattern_that_matches_no_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

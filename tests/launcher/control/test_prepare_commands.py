@@ -93,6 +93,15 @@ async def test_a_launcher_without_torch_refuses_and_names_the_services_environme
     assert ".venv/bin/python -c 'import torch_that_is_not_here'" in run.error
 
 
+async def test_a_program_that_imports_an_old_name_is_told_the_new_one(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text("from environments.tasks import make_tasks\n")
+    wish = spec(prepare=[{"creates": "made", "command": ["python", str(program)]}])
+    async with serving(tmp_path) as served:
+        run = await served.ended(await served.start(wish))
+    assert run.error.endswith("\nenvironments.tasks is flotilla_environments.tasks now")
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -100,6 +109,7 @@ async def test_a_launcher_without_torch_refuses_and_names_the_services_environme
         (["true"], "did not create"),
         (["sleep", "60"], "took longer than 0.3 s"),
         ([], "prepare.0.command: is empty"),
+        (["flotilla", "taks"], "prepare.0.command: flotilla has no command 'taks'; did you mean"),
     ],
 )
 async def test_a_command_that_cannot_make_it_refuses_the_run(

@@ -110,3 +110,18 @@ async def test_what_several_rented_machines_cannot_carry_is_refused_before_they_
         ("learner", "set learner.rank.shard_within_node = true"),
     ):
         refused.match(rf"with launcher.sky.{service}.num_nodes.*\n?.*{said}")
+
+
+async def test_a_module_in_place_of_a_service_that_imports_an_old_name_is_told_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "from services.common.process.service_main import run_service_process"
+    (tmp_path / "my_learner.py").write_text(f"{line}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    spec = load_spec(ROOT / "deploy/runs/local_sft.toml", ["--launcher.modules.learner=my_learner"])
+    plan = parse_spec(canonical_json({**spec, "learner": {"objective": "sft"}}))
+    assert plan.services == ("learner",)
+    with pytest.raises(BadSpecError) as refused:
+        await check_spec(plan)
+    new = "flotilla_common.process.service_main"
+    assert str(refused.value).endswith(f"services.common.process.service_main is {new} now")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flotilla_common.process.extras import install_command
+from flotilla_common.process.spec_commands import PROGRAMS
 from flotilla_common.spec.spec_loading import load_spec
 from flotilla_environments.tasks import make_task
 from flotilla_launcher.doctor.adapters.gateway_process import GatewayError
@@ -189,9 +190,33 @@ def test_an_episode_is_played_again_with_another_dialect(
     assert key() == key() != key('rollout.dialect.name="full"')
 
 
-def key_of_task(content: dict[str, Any], folder: Path, task: dict[str, Any]) -> str | None:
-    """The key of a task's episodes in the embedded backend."""
+def test_episodes_of_a_server_that_flotilla_starts_are_played_again_after_a_change_of_its_code(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "site" / "served_from_here" / "__init__.py"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setitem(PROGRAMS, "env serve", "served_from_here")
+
+    def key(*command: str) -> str | None:
+        content = spec(policy, tasks)
+        servers = [{"command": list(command), "instances": True}]
+        content["env_gateway"] = {"backend": "mcp", "servers": servers}
+        return key_of_task(content, tmp_path, own_environment.TASKS[0], "mcp")
+
+    first = key("flotilla", "env", "serve")
+    assert first is not None
+    code.write_text("changed = True\n")
+    assert key("flotilla", "env", "serve") != first
+    assert key("some-program") is None
+
+
+def key_of_task(
+    content: dict[str, Any], folder: Path, task: dict[str, Any], backend: str = "embedded"
+) -> str | None:
+    """The key of a task's episodes."""
     about = subject(content, folder)
     about = replace(about, sections=sections(about.plan.tables))
-    canary = Canary("library", "embedded", task, task.get("verifier_func", ""))
+    canary = Canary("library", backend, task, task.get("verifier_func", ""))
     return key_of_episodes(about, [canary])

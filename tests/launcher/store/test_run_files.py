@@ -49,6 +49,25 @@ async def test_a_run_that_was_copied_from_another_machine_is_resumed_by_its_id(
     assert (tmp_path / "fake-elsewhere" / "steps").read_text() == "4"
 
 
+async def test_a_run_that_was_recorded_with_old_names_goes_on_with_todays(tmp_path: Path) -> None:
+    made, python = tmp_path / "made.json", ("python", "-P", "-m")
+    words = ("environments.tasks", "--split", "train", "--count", "1", "--out", str(made))
+    folder = write_run(
+        tmp_path / "fake-old",
+        learner={"steps": 4},
+        prepare=[{"creates": str(made), "command": [*python, *words]}],
+    )
+    async with serving(tmp_path) as served:
+        request = pb.StartRunRequest(request_id="1", resume_run_id="fake-old")
+        await served.runs.StartRun(request)
+        run = await served.ended("fake-old")
+    assert run.state == pb.RUN_STATE_COMPLETED, run.error
+    assert json.loads(made.read_text())["tasks"], "made by a command of that time"
+    own = json.loads((folder / "spec.json").read_text())
+    assert own == json.loads(run.spec_json)
+    assert own["prepare"][0]["command"][:2] == ["flotilla", "tasks"]
+
+
 async def refusal(served: Any, run_id: str, spec_json: str = "") -> str:
     request = pb.StartRunRequest(request_id=run_id, resume_run_id=run_id, spec_json=spec_json)
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,7 @@ OWN_MODULE = """
 import numpy as np
 import torch
 
-from flotilla_learner.algo.advantages import ADVANTAGES
-from flotilla_learner.algo.losses import LOSSES, TokenLoss
+from flotilla_learner.plugins import ADVANTAGES, LOSSES, TokenLoss
 
 
 @ADVANTAGES.register("reward_itself")
@@ -39,11 +39,9 @@ PROGRAM = """
 import json
 import numpy as np
 import torch
-from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards
-from flotilla_learner.algo.losses import LOSSES, LossInput
 from flotilla_learner.algo.objective import Objective
 from flotilla_learner.algo.plugin_registry import load_plugins
-from flotilla_learner.config.algorithm import AlgorithmConfig
+from flotilla_learner.plugins import *
 
 config = AlgorithmConfig(
     plugins=("a_users_own", "my_algorithms"), advantage="reward_itself", loss="sum_of_sequence"
@@ -102,3 +100,40 @@ def test_a_name_is_given_once() -> None:
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(ValueError, match=r"plugins: 'no_such_module' cannot be imported"):
         load_plugins(["no_such_module"])
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose modules are found first; what is imported of these names is forgotten."""
+    monkeypatch.syspath_prepend(tmp_path)
+    _forget_own_modules()
+    yield tmp_path
+    _forget_own_modules()
+
+
+def _forget_own_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("services", "environments", "of_ones_own"):
+            del sys.modules[name]
+
+
+def test_a_module_that_imports_an_old_name_is_told_the_new_one(own_folder: Path) -> None:
+    (own_folder / "of_ones_own.py").write_text("from services.learner.algo.losses import LOSSES\n")
+    told = (
+        "'of_ones_own' cannot be imported: No module named 'services.*';"
+        " services.learner.algo.losses is flotilla_learner.algo.losses now;"
+        " plugins import from flotilla_learner.plugins"
+    )
+    with pytest.raises(ValueError, match=told):
+        load_plugins(["of_ones_own"])
+
+
+def test_a_package_of_ones_own_may_have_the_name_that_ours_had(own_folder: Path) -> None:
+    for package in ("services", "environments"):
+        (own_folder / package).mkdir()
+        (own_folder / package / "__init__.py").touch()
+        (own_folder / package / "learner.py").write_text("LOADED = True\n")
+    text = "from services.learner import LOADED\nimport environments.learner\n"
+    (own_folder / "of_ones_own.py").write_text(text)
+    load_plugins(["of_ones_own"])
+    assert sys.modules["of_ones_own"].LOADED

@@ -101,7 +101,7 @@ def test_an_ungraded_attempt_has_no_class_of_the_policys_behaviour() -> None:
 def test_rules_of_a_user_come_first(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
-        "from flotilla_reading.analysis.failure_classes import FailureRule\n"
+        "from flotilla_reading.plugins import FailureRule\n"
         "RULES = [FailureRule('locked', 'It was locked.', "
         "lambda facts: any('locked' in call.answer for call in facts.calls))]\n"
     )
@@ -115,4 +115,14 @@ def test_a_file_without_rules_is_refused_with_the_reason(tmp_path: Path, text: s
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"--rules: .*mine.py"):
+        load_rules(path)
+
+
+def test_a_file_that_imports_an_old_name_is_told_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from services.reading.analysis.failure_classes import FailureRule\n")
+    new = "flotilla_reading.analysis.failure_classes"
+    with pytest.raises(
+        ConfigError, match=f"{new} now; plugins import from flotilla_reading.plugins"
+    ):
         load_rules(path)

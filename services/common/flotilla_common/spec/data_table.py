@@ -85,8 +85,7 @@ def _folder_of(spec: Mapping[str, Any], table: DataTable) -> str:
 
 
 def _make_command(table: DataTable, folder: str) -> dict[str, Any]:
-    command = ["python", "-P", "-m", "flotilla_launcher.cli.app", "data", "prepare"]
-    command += ["--out", folder]
+    command = ["flotilla", "data", "prepare", "--out", folder]
     for name, value in table.model_dump(mode="json", exclude={"source"}).items():
         option = "--data-version" if name == "version" else f"--{name.replace('_', '-')}"
         if value is True:

@@ -4,14 +4,17 @@ import json
 import sys
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flotilla_common.rpc.errors import ConfigError
 from flotilla_common.spec.config import canonical_json
 from flotilla_common.spec.data_table import expand_data_table
+from flotilla_common.spec.old_names import translate_names
 from flotilla_common.spec.spec import name_rollout_engine
 from flotilla_common.spec.spec_files import resolve_spec_files
+from flotilla_common.text.printable_text import print_visible
 
 # The spec comes on standard input, so that no caller has to write a file.
 STANDARD_INPUT = Path("-")
@@ -37,8 +40,19 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def expand_spec(spec: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Return a spec in which what is short for something else is replaced by that: `[data]`, and
-    `learner.engine` for the rollout's. Raises ConfigError."""
+    `learner.engine` for the rollout's. Old names become today's, with a warning unless they are in
+    a run's own spec. Raises ConfigError."""
+    spec, renamed = translate_names(spec)
+    if renamed and "written_by" not in spec:
+        told = ", ".join(f"`{old}` is `{new}` now" for old, new in renamed.items())
+        _warn(f"warning: {where}: {told}")
     return name_rollout_engine(expand_data_table(spec, where=where))
+
+
+@cache
+def _warn(line: str) -> None:
+    """Print a warning once."""
+    print_visible(line, file=sys.stderr)
 
 
 def apply_override(spec: dict[str, Any], override: str) -> None:

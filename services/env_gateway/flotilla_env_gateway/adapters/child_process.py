@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from flotilla_common.process.child_environment import child_environment
 from flotilla_common.process.python_command import python_command, tied_command
+from flotilla_common.process.spec_commands import resolve_command
 from flotilla_common.telemetry.log import get_logger
 from flotilla_env_gateway.adapters import process_namespace
 from flotilla_env_gateway.adapters.stderr_tail import StderrTail
@@ -53,10 +53,9 @@ class ChildProcess:
     ) -> "ChildProcess":
         """Start a command that writes lines of at most `limit` bytes, with `environment` in
         addition to that of any child. Its working directory is `folder`, by default ours, seen
-        with `mounts`, each a folder and its path there, which need bubblewrap. The word
-        `python` stands for our own interpreter. Raises OSError."""
-        if command[0] == "python":
-            command = (sys.executable, *command[1:])
+        with `mounts`, each a folder and its path there, which need bubblewrap. `python` and
+        `flotilla` are our own, as in `resolve_command`. Raises OSError."""
+        command = resolve_command(command)
         starting = asyncio.create_task(cls._start(command, environment, limit, folder, mounts))
         try:
             return await asyncio.shield(starting)

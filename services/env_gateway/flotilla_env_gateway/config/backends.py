@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from flotilla_common.process.spec_commands import resolve_command
 from flotilla_common.spec.config import ConfigModel
 from flotilla_common.spec.number_ranges import Seconds
 from flotilla_common.text.parsing import TextLimits
@@ -61,6 +62,9 @@ class ServerConfig(ConfigModel):
             raise ValueError(f"url {self.url!r} must start with {' or '.join(self._schemes)}")
         if self.command is not None and not self.command:
             raise ValueError("command is empty")
+        if self.command is not None:
+            # Refuses an unknown command of `flotilla` before anything starts.
+            resolve_command(self.command)
         return self
 
     @model_validator(mode="after")

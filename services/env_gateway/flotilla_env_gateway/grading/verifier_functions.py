@@ -18,6 +18,7 @@ from flotilla_common.process.python_command import python_command
 from flotilla_common.process.run_child import run_child
 from flotilla_common.rpc.errors import ConfigError
 from flotilla_common.spec.function_names import FunctionName
+from flotilla_common.spec.old_names import explain_old_import
 from flotilla_common.tasks.task_format import MAX_SOURCE_BYTES
 from flotilla_env_gateway.config.gateway import EnvGatewayConfig
 from flotilla_env_gateway.verify.verifier_source import VerifierError, VerifierFunction, find_named
@@ -84,7 +85,8 @@ async def _describe_trusted(name: FunctionName) -> NamedVerifier:
     except ValueError:
         raise VerifierError("importing it ends the process, or prints at its end") from None
     if "error" in answer:
-        raise VerifierError(answer["error"])
+        moved = explain_old_import(answer["error"])
+        raise VerifierError("; ".join(filter(None, [answer["error"], moved])))
     sha256, version = answer.pop("sha256"), answer.pop("version")
     what = ", ".join(each for each in (version, f"SHA-256 {sha256}") if each)
     return NamedVerifier(

@@ -6,6 +6,7 @@ It runs in processes that verify, and imports only the standard library."""
 import hashlib
 import importlib
 import json
+import linecache
 import os
 import sys
 from collections.abc import Sequence
@@ -38,13 +39,17 @@ def import_module(folder: str, module: str) -> ModuleType:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the error's last line, with the place in the sources where it was raised."""
+    """Return the error's last line, with the place in the sources where it was raised; for an
+    import of what is not there, also its line."""
     trace, place = error.__traceback__, ""
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)
         # The importer's own frames are in no file.
         if path.is_file() and path != Path(__file__):
-            place = f" ({path.name}, line {trace.tb_lineno})"
+            source = ""
+            if isinstance(error, ModuleNotFoundError):
+                source = f": {linecache.getline(str(path), trace.tb_lineno).strip()}"
+            place = f" ({path.name}, line {trace.tb_lineno}{source})"
         trace = trace.tb_next
     return f"{type(error).__name__}: {error}{place}"
 

@@ -38,7 +38,7 @@ from flotilla_launcher.cli.options import (
 )
 
 # Commands whose output is no part of a run: the user's umask decides who may read it.
-_WRITES_FOR_OTHERS = ("export", "data", "tiny", "emulator")
+_WRITES_FOR_OTHERS = ("export", "data", "tasks", "gsm8k", "fleet-booking", "tiny", "emulator")
 
 app = typer.Typer(
     name="flotilla",
@@ -49,9 +49,9 @@ app = typer.Typer(
     help=(
         "Trains tool-use agents with reinforcement learning, as four services that one command"
         " starts, watches and ends.\n\n"
-        "Start with `flotilla train deploy/runs/local.toml`. It trains a tiny policy on this"
-        " machine in a few minutes, without a GPU or an account, and prints a before/after"
-        " table. All files of a run are under `runs/RUN_ID/`."
+        "Start with `flotilla demo`. It trains a tiny policy on this machine in a few minutes,"
+        " without a GPU or an account, and prints a before/after table. All files of a run are"
+        " under `runs/RUN_ID/`."
     ),
 )
 
@@ -67,6 +67,31 @@ def root(
         print_visible(str(own_version()))
     elif context.invoked_subcommand is None:
         context.fail("name a command; --help lists them")
+
+
+@app.command(context_settings=OVERRIDES)
+def demo(
+    context: typer.Context,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Install what is missing without a question.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the demo's newest run in this folder.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Train a tiny policy on three tool-use environments, in any folder: `flotilla demo --seed=1`.
+
+    Needs no GPU. Without vLLM, torch or the services it says how large they are and where they
+    come from, asks, and installs them into an environment of its own; later calls use that. Writes
+    to `./runs` and `./build`. Options such as `--learner.steps=10` override keys of its spec.
+    Ctrl-C and exit codes are those of `train`.
+    """
+    from flotilla_launcher.cli import demo as command
+    from flotilla_launcher.cli.train import TrainOptions
+
+    options = TrainOptions(resume)
+    raise typer.Exit(command.run_demo(runs, list(context.args), options, agreed=yes))
 
 
 @app.command(context_settings=OVERRIDES)

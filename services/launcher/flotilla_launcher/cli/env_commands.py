@@ -1,4 +1,4 @@
-"""Commands for environments: `flotilla env status` and `flotilla env try`."""
+"""Commands for environments: `flotilla env status`, `flotilla env try`, `flotilla env serve`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flotilla_launcher.cli.options import OVERRIDES, RUNS, Runs, refuse_without_effect
+from flotilla_launcher.cli.tool_commands import ENVIRONMENT_KEY, PASSED_ON, become_program
 
 
 def _play_option(help: str, **settings: Any) -> Any:
@@ -16,11 +17,13 @@ def add_env_commands(app: typer.Typer) -> None:
     env = typer.Typer(
         name="env",
         no_args_is_help=True,
-        help="Shows the environments of a run, and plays episodes by hand or by a model.",
+        help="Shows the environments of a run, plays episodes by hand or by a model, and serves"
+        " environments.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     env.command(name="status")(env_status)
     env.command(name="try", context_settings=OVERRIDES)(env_try)
+    env.command(name="serve", context_settings=PASSED_ON)(env_serve)
     app.add_typer(env)
 
 
@@ -104,3 +107,12 @@ def env_try(
         chosen = command.ChosenModel(model, model_name, model_key_env, temperature, vllm_args)
         play = command.ModelPlay(chosen, attempts, concurrency, limit, max_turns, out)
     raise typer.Exit(command.env_try(spec, tasks, key, answer, context.args, play))
+
+
+def env_serve(context: typer.Context) -> None:
+    """Serve the environments of this project over HTTP: `flotilla env serve --port 8765`.
+
+    They speak MCP and Fleet's instance wire; with `--openenv`, OpenEnv. `flotilla env serve --help`
+    lists the options.
+    """
+    become_program("env serve", context.args, ENVIRONMENT_KEY)

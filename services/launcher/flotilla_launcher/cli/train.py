@@ -3,7 +3,6 @@
 With a launcher elsewhere `train` is `submit`: Ctrl-C leaves the run running, and its result comes
 from the launcher, since the run's files are not here."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,6 +61,8 @@ class TrainOptions:
     priority: int = 0
     request_id: str = ""
     summary: Path | None = None
+    # The words after `flotilla` that train the same spec; by default `train` and its file.
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def train_policy(path: Path, runs: Path, overrides: Sequence[str], options: Trai
     `detach`, do not wait for its end."""
 
     async def train(interrupts: Interrupts) -> int:
-        console, words = RunConsole(), ("train", str(path))
+        console, words = RunConsole(), options.again or ("train", str(path))
         spec = load_spec(path, overrides)
         elsewhere = address_from_environment() is not None
         leaves = elsewhere or bool(options.request_id)
@@ -143,10 +144,9 @@ def evaluate_policy(
                 else:
                     _print_spec_changes(stored, spec, overrides, console)
         if stored is not None:
-            spec = json.loads(stored.spec_json)
+            spec = _apply_overrides(stored, overrides)
             start.resume_run_id = stored.run_id
             if overrides:
-                spec = _apply_overrides(stored, overrides)
                 start.spec_json = canonical_json(spec)
         again = command_hints.format_command("eval", target, *overrides, runs=runs)
         request = TrainRequest(spec, target, start, again, again, leaves)

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from flotilla_common.process.child_environment import child_environment
+from flotilla_common.process.own_packages import folder_of
+from flotilla_common.process.spec_commands import resolve_command
 from flotilla_common.rpc.errors import ConfigError
 from flotilla_common.spec.config import ConfigModel, parse_config
+from flotilla_common.spec.old_names import explain_old_import
 from flotilla_common.text.redaction import redact
 from flotilla_launcher.backends.local.marked_processes import MARK_VARIABLE
 from flotilla_launcher.ports import PendingRun, RunRefusedError
@@ -30,6 +33,7 @@ LIMIT_S = 3600.0
 _TAIL_CHARACTERS = 4_000
 _BLOCK = 64 * 1024
 _POLL_S = 0.2
+_PACKAGE = "package:"
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -39,8 +43,8 @@ class PrepareError(Exception):
 
 class PrepareCommand(ConfigModel):
     """One `[[prepare]]` table: run `command` if `creates` is missing or older than a file that
-    matches a pattern of `needs`. It gets `variables` besides those of the run's services;
-    `NAME_*` matches by prefix."""
+    matches a pattern of `needs`, or the code of `package:NAME` in it, wherever that is installed.
+    It gets `variables` besides those of the run's services; `NAME_*` matches by prefix."""
 
     creates: str
     command: tuple[str, ...]
@@ -60,6 +64,10 @@ class PrepareCommand(ConfigModel):
         return any(path.stat().st_mtime > made for path in used if path.exists())
 
     def _find_needed(self, pattern: str) -> list[Path]:
+        if pattern.startswith(_PACKAGE):
+            # One that is not installed here has not made anything here.
+            folder = folder_of(pattern.removeprefix(_PACKAGE))
+            return [] if folder is None else list(folder.rglob("*.py"))
         found = list(Path().glob(pattern))
         if not found:
             raise PrepareError(
@@ -81,6 +89,10 @@ def parse_prepare_tables(spec: Mapping[str, Any]) -> list[PrepareCommand]:
     for number, prepare in enumerate(found):
         if not prepare.command:
             raise ConfigError(f"prepare.{number}.command: is empty")
+        try:
+            resolve_command(prepare.command)
+        except ValueError as error:
+            raise ConfigError(f"prepare.{number}.command: {error}") from error
     return found
 
 
@@ -98,14 +110,11 @@ class CommandOptions:
 
 async def execute_command(prepare: PrepareCommand, options: CommandOptions) -> None:
     """Run the command. Raises PrepareError. If cancelled, kill all its processes."""
-    # `python` is this interpreter, regardless of PATH.
-    program, *rest = prepare.command
-    program = sys.executable if program == "python" else program
     shown = redact(" ".join(prepare.command))
     mark = {MARK_VARIABLE: options.mark} if options.mark else {}
     try:
         process = await asyncio.create_subprocess_exec(
-            *(program, *rest),
+            *resolve_command(prepare.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -157,11 +166,14 @@ async def _forward_output(
 
 
 def _missing_module_hint(prepare: PrepareCommand, output: str) -> str:
-    """Suggest a fix if this interpreter lacks a module because it is not the services' one."""
+    """Suggest a fix if the command imports a module by its old name, or this interpreter lacks one
+    because it is not the services' one."""
+    if moved := explain_old_import(output):
+        return f"\n{moved}"
     lacking = _NO_MODULE.search(output)
-    if lacking is None or prepare.command[0] != "python":
+    if lacking is None or prepare.command[0] not in ("python", "flotilla"):
         return ""
-    command = shlex.join((".venv/bin/python", *prepare.command[1:]))
+    command = shlex.join((f".venv/bin/{prepare.command[0]}", *prepare.command[1:]))
     folder = shlex.quote(str(Path.cwd()))
     return (
         f"\n{sys.executable} has no {lacking[1]}: create {prepare.creates} beforehand on this"

@@ -8,6 +8,7 @@ from typing import Any
 
 from flotilla_common.process.own_version import own_version
 from flotilla_common.spec.config import SECRET_KEY, ConfigError
+from flotilla_common.spec.old_names import translate_names
 from flotilla_common.spec.spec import named_writer, parse_shared
 from flotilla_common.spec.spec_values import diff_values, format_value
 from flotilla_launcher.control.actions import RunNote
@@ -99,7 +100,8 @@ def diff_specs(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Spe
 
 
 def _with_defaults(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Add the defaults of the shared tables, so that all fixed keys are present. Which Flotilla
-    wrote a spec is no part of it."""
+    """Add the defaults of the shared tables, so that all fixed keys are present, and replace old
+    names by today's. Which Flotilla wrote a spec is no part of it."""
+    spec, _ = translate_names(spec)
     shared = parse_shared(spec, where=where).model_dump(mode="json", exclude={"written_by"})
     return {**{key: spec[key] for key in spec if key != "written_by"}, **shared}

@@ -11,6 +11,7 @@ from flotilla_common.process.child_environment import child_environment
 from flotilla_common.process.exit_codes import CONFIG
 from flotilla_common.process.python_command import python_command
 from flotilla_common.process.run_child import run_child
+from flotilla_common.spec.old_names import explain_old_import
 from flotilla_launcher.backends.sky.machine_candidates import machines_of
 from flotilla_launcher.run_spec import BadSpecError, RunSpec, machines_key, may_span
 from flotilla_launcher.state import SERVICES
@@ -81,7 +82,8 @@ async def _check_service(spec: RunSpec, service: str) -> str:
         return ""
     if machines:
         text = f"with launcher.sky.{service}.num_nodes, as {' '.join(machines)}: {text}"
-    return f"{service}: {text or f'check exited with code {code}'}"
+    lines = [text or f"check exited with code {code}", explain_old_import(text)]
+    return f"{service}: " + "\n".join(filter(None, lines))
 
 
 async def _run_check(command: Sequence[str], text: str) -> tuple[int, str]:

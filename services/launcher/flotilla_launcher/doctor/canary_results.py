@@ -14,6 +14,7 @@ from typing import Any
 
 from flotilla_common.files.durable_files import replace_file
 from flotilla_common.process.own_packages import folder_of
+from flotilla_common.process.spec_commands import resolve_command
 from flotilla_common.spec.function_names import FunctionName
 from flotilla_launcher.config.backend_tables import FLEET_BACKENDS
 from flotilla_launcher.doctor.canaries import Canary
@@ -134,7 +135,8 @@ def _server_identity(section: Mapping[str, Any], canary: Canary) -> object:
 
 def _command_state(command: Sequence[str]) -> object:
     """Return the state of the Python files that a command runs, and of those beside them."""
-    files = [path for pair in pairwise(("", *command)) for path in _code_files(*pair)]
+    words = ("", *resolve_command(command))
+    files = [path for pair in pairwise(words) for path in _code_files(*pair)]
     return _file_states(files) if files else None
 
 

@@ -2,7 +2,7 @@
 
 A module named in `algorithm.plugins` is imported by every rank before a name is looked up::
 
-    from flotilla_learner.algo.advantages import ADVANTAGES, BatchRewards
+    from flotilla_learner.plugins import ADVANTAGES, AlgorithmConfig, BatchRewards, TokenValues
 
     @ADVANTAGES.register("centred")
     def centred(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]: ...
@@ -12,8 +12,11 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
+
+from flotilla_common.spec.old_names import explain_old_import
 
 T = TypeVar("T")
 
@@ -66,7 +69,8 @@ def load_plugins(modules: Iterable[str]) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
+            moved = explain_old_import("".join(traceback.format_exception(error)))
+            place = "it must be in the learner's working directory, or on its PYTHONPATH"
             raise ValueError(
-                f"algorithm.plugins: {module!r} cannot be imported: {error}; "
-                "it must be in the learner's working directory, or on its PYTHONPATH"
+                f"algorithm.plugins: {module!r} cannot be imported: {error}; {moved or place}"
             ) from error

@@ -8,6 +8,7 @@ went wrong earlier, and a cause before the symptom that it ended with."""
 
 import re
 import runpy
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import cast
 
 from flotilla_common.domain.attempts import FailureKind, StopReason
 from flotilla_common.rpc.errors import ConfigError
+from flotilla_common.spec.old_names import explain_old_import
 from flotilla_reading.analysis.attempt_facts import (
     AttemptFacts,
     ErrorKind,
@@ -134,7 +136,9 @@ def load_rules(path: Path) -> tuple[FailureRule, ...]:
         found = runpy.run_path(str(path)).get("RULES")
     except (Exception, SystemExit) as error:
         # A user's module may raise anything.
-        raise ConfigError(f"--rules: {path} cannot be run: {error!r}") from error
+        moved = explain_old_import("".join(traceback.format_exception(error)))
+        told = "; ".join(filter(None, [repr(error), moved]))
+        raise ConfigError(f"--rules: {path} cannot be run: {told}") from error
     if not isinstance(found, (list, tuple)) or not all(map(_is_rule, found)):
         raise ConfigError(
             f"--rules: {path} has no list RULES of {FailureRule.__name__}, each with a name that is"

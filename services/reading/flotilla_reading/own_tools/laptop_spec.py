@@ -90,7 +90,7 @@ name = {name}
 seed = {seed}
 
 [policy]
-# Built from demonstrations.jsonl: `python -m flotilla_environments.tiny_policy fit`.
+# Built from demonstrations.jsonl: `flotilla tiny fit`.
 model = "tiny"
 dtype = "float32"
 # Tokens: the longest prompt, and twice the longest demonstration after it.
