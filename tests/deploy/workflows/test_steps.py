@@ -181,7 +181,7 @@ async def test_a_run_is_submitted_with_all_inputs_and_followed(tmp_path: Path) -
     (stored,) = stored_runs(runs)
     reported = json.loads(stored.spec_json)
     (made,) = reported["prepare"]
-    assert made["command"][6:] == [
+    assert made["command"][3:] == [
         *("--out", made["creates"], "--modality=computer_use", "--env=shop,booking,tracker"),
         *("--difficulty=2,3", "--max-tasks=50", "--", str(tmp_path / "tasks.json")),
     ]

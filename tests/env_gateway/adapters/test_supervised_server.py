@@ -26,6 +26,20 @@ async def test_the_url_is_found_after_a_flood_and_written_without_an_end_of_line
         await server.close()
 
 
+async def test_flotillas_own_environments_are_served_without_its_command_line() -> None:
+    """A machine may have only the gateway and the environments: no launcher, no `flotilla`."""
+    mark = Mark()
+    command = ("flotilla", "env", "serve", "--port", "0")
+    server = SupervisedServer(command, start_timeout_s=60, environment=mark.environment)
+    try:
+        assert (await server.wait_for_url(60.0)).startswith("http://127.0.0.1:")
+        found = "\n".join(mark.find_commands())
+        assert "-m flotilla_environments.serve --port 0" in found
+        assert "flotilla_launcher" not in found
+    finally:
+        await server.close()
+
+
 @pytest.mark.parametrize("text", ["\n", "{\n", "x"])
 async def test_a_flood_does_not_hold_the_loop(text: str) -> None:
     script = f"while True: os.write(1, {text.encode() * (2**16 // len(text))!r})"

@@ -1,5 +1,6 @@
 """`flotilla demo` where what it needs is not installed: real environments, of small packages."""
 
+import asyncio
 import base64
 import hashlib
 import os
@@ -17,6 +18,9 @@ import pytest
 from flotilla_common.process.own_version import own_version
 from flotilla_launcher.cli import demo
 from flotilla_launcher.cli.train import TrainOptions
+from flotilla_reading.own_tools.toml_text import to_toml
+from tests.launcher.cli.test_app import nothing_left, read_until
+from tests.support.launcher import forged_fakes, spec
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -24,9 +28,9 @@ OURS = ("protos", "common", "reading", "rollout", "learner", "env-gateway", "lau
 # A command line without vLLM, with files of its own in place of the repository's.
 PROGRAM = """
 import pathlib, sys
-sys.modules["vllm"] = None
+sys.modules["{missing}"] = None
 from flotilla_launcher.cli import app, shipped_files
-shipped_files._PLACES = (pathlib.Path({shipped!r}),)
+shipped_files._PLACES = (pathlib.Path("{shipped}"),)
 app.main()
 """
 PRINTS_ITS_WORDS = "import sys\nprint('in the environment:', sys.prefix, *sys.argv[1:])\n"
@@ -84,7 +88,7 @@ class DemoHome:
         return {**kept, **pip, "XDG_DATA_HOME": str(self.folder / "data"), **more}
 
     def command(self, *words: str) -> Sequence[str]:
-        program = PROGRAM.format(shipped=str(self.folder / "shipped"))
+        program = PROGRAM.format(missing="vllm", shipped=self.folder / "shipped")
         return (sys.executable, "-P", "-c", program, "demo", *words)
 
     def call(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -190,3 +194,36 @@ def test_where_all_is_installed_it_trains_the_demos_spec_and_is_resumed_by_its_o
     spec = ROOT / "deploy/runs/local.toml"
     options = TrainOptions(resume=True, again=("demo",))
     assert calls == [(spec, tmp_path, ["--seed=1"], options)]
+
+
+async def test_ctrl_c_stops_the_demos_run_and_names_the_command_that_resumes_it(
+    tmp_path: Path,
+) -> None:
+    local = tmp_path / "shipped/deploy/runs/local.toml"
+    local.parent.mkdir(parents=True)
+    content = spec(learner={"steps": 10_000, "step_s": 0.1})
+    local.write_text("".join(f"{key} = {to_toml(value)}\n" for key, value in content.items()))
+    program = PROGRAM.format(missing="not_needed", shipped=tmp_path / "shipped")
+
+    async def call(*words: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program, "demo", "--runs", str(tmp_path / "runs"), *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, **forged_fakes()},
+            start_new_session=True,
+        )
+
+    process = await call()
+    assert process.stdout is not None
+    seen = await asyncio.wait_for(read_until(process.stdout, "step "), 60.0)
+    process.send_signal(signal.SIGINT)
+    output = seen + (await asyncio.wait_for(process.communicate(), 60.0))[0].decode()
+    assert process.returncode == 130, output
+    assert f"flotilla demo --resume --runs {tmp_path / 'runs'}" in output
+    again = await call("--resume", "--learner.steps=3")
+    output = (await asyncio.wait_for(again.communicate(), 60.0))[0].decode()
+    assert again.returncode == 0, output
+    assert len(list((tmp_path / "runs").glob("fake-*"))) == 1
+    await nothing_left(tmp_path / "runs")

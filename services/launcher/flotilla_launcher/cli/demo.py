@@ -45,12 +45,10 @@ def run_demo(runs: Path, overrides: Sequence[str], options: TrainOptions, *, agr
 
 def _ask(text: str) -> None:
     """Show what would be installed, and ask for it. Raises CommandError unless it is wished."""
-    Terminal().print(text, soft_wrap=True)
+    console = Terminal()
+    console.print(text, soft_wrap=True)
     if sys.stdin is None or not sys.stdin.isatty():
         raise CommandError("nobody can answer here: nothing is installed; --yes agrees to it")
-    try:
-        answer = input("Install it? [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
+    console.print("Install it? [y/N] ", end="")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandError("nothing is installed")

@@ -95,7 +95,7 @@ def request(
 def prepared(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The options with which the run's data are prepared."""
     (made,) = request(arguments, monkeypatch)[0]["prepare"]
-    return made["command"][8:-2]
+    return made["command"][5:-2]
 
 
 @pytest.mark.parametrize("version", ["0.3", "3", "true", "2026-01-31", "v1.2", "v'1"])
