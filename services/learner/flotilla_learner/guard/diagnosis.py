@@ -79,8 +79,8 @@ def _find_rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -
         if not (hypothesis.effect > 0 and 0 < found.abs_diff < math.inf):
             return math.inf
         excess = math.log(found.abs_diff / hypothesis.effect)
-        # Kernels that add up in float32 round less than the trainer's trial, which rounds everything;
-        # by how much depends on the processor. None rounds much more.
+        # Kernels that add up in float32 round less than the trainer's trial, which rounds
+        # everything; by how much depends on the processor. None rounds much more.
         return excess if excess > 0 else -excess / 2
 
     own = _COARSENESS.index(dtype)
