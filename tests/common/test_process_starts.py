@@ -26,6 +26,9 @@ REASONS = {
     ("services/common/flotilla_common/process/tied_child.py", "main"): (
         "becomes the command, in the environment that its parent gave to it"
     ),
+    ("services/common/record_commit.py", "_find_commit"): (
+        "a build, which cannot import what it builds"
+    ),
     (
         "services/env_gateway/flotilla_env_gateway/adapters/process_reaper.py",
         "main",

@@ -19,21 +19,20 @@ PROGRAMS = {
 COMMAND_LINE = "flotilla_launcher.cli.app"
 # The first words of all other commands.
 OTHER_COMMANDS = {
-    *("analyze", "cancel", "chat", "data", "demo", "doctor", "dump", "env", "eval"),
+    *("analyze", "cancel", "chat", "data", "demo", "doctor", "dump", "env", "eval", "export"),
+    *("export-trajectories", "init", "inspect", "join", "logs", "plan", "reap", "report", "runs"),
     *(
-        "export",
-        "export-trajectories",
-        "init",
-        "inspect",
-        "join",
-        "logs",
-        "plan",
-        "reap",
-        "report",
-        "runs",
+        "scale",
+        "serve",
+        "sft",
+        "show",
+        "status",
+        "stop",
+        "submit",
+        "tinker-serve",
+        "train",
+        "watch",
     ),
-    *("scale", "serve", "sft", "show", "status", "stop", "submit", "tinker-serve", "train"),
-    "watch",
 }
 
 
