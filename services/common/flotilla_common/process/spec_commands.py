@@ -21,18 +21,8 @@ COMMAND_LINE = "flotilla_launcher.cli.app"
 OTHER_COMMANDS = {
     *("analyze", "cancel", "chat", "data", "demo", "doctor", "dump", "env", "eval", "export"),
     *("export-trajectories", "init", "inspect", "join", "logs", "plan", "reap", "report", "runs"),
-    *(
-        "scale",
-        "serve",
-        "sft",
-        "show",
-        "status",
-        "stop",
-        "submit",
-        "tinker-serve",
-        "train",
-        "watch",
-    ),
+    *("scale", "serve", "sft", "show", "status", "stop", "submit", "tinker-serve", "train"),
+    *("watch",),
 }
 
 
