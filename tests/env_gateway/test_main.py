@@ -131,7 +131,7 @@ async def test_the_key_of_each_server_is_hidden_whatever_the_name_of_its_variabl
             section = f"""
 [env_gateway]
 backend = "mcp"
-flotilla_environments.booking.servers = ["s{number}"]
+environments.booking.servers = ["s{number}"]
 [[env_gateway.servers]]
 name = "s0"
 url = "{url}"

@@ -26,7 +26,9 @@ EXCEPTIONS = {
     "services/common/flotilla_common/process/python_command.py",
     # A user's command that begins with `python`.
     "services/launcher/flotilla_launcher/control/prepare_commands.py",
-    "services/env_gateway/flotilla_env_gateway/adapters/child_process.py",
+    "services/common/flotilla_common/process/spec_commands.py",
+    # Shows it in an error.
+    "services/launcher/flotilla_launcher/cli/tool_commands.py",
     "services/common/flotilla_common/process/tied_child.py",
     # By path, and it puts another folder in place of its own.
     "services/env_gateway/flotilla_env_gateway/adapters/fleet_openenv/backend.py",
@@ -41,11 +43,14 @@ EXCEPTIONS = {
     # `sky` is next to the interpreter.
     "services/launcher/flotilla_launcher/cli/far_run_files.py",
     # Hand an interpreter on to what runs it by `python_command.python_command`.
+    "services/launcher/flotilla_launcher/cli/demo_environment.py",
     "services/launcher/flotilla_launcher/doctor/run_context.py",
     "services/launcher/flotilla_launcher/doctor/clouds.py",
     # Compares its path with a folder that an episode's process does not see.
     "services/env_gateway/flotilla_env_gateway/adapters/mcp/episode_process.py",
     # Find a program that was installed beside them.
+    "tools/python_versions.py",
+    "tools/wheel_check.py",
     "tools/requirements.py",
     "tools/model_zoo/registries.py",
 }

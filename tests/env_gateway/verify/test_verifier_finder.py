@@ -75,9 +75,9 @@ async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPa
 def test_the_process_that_parses_has_bounds_of_its_own() -> None:
     reported = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
     inside: Any = verifier_finder
-    *command, program, root = inside._COMMAND
+    *command, program, gateway, common = inside._COMMAND
     ran = subprocess.run(
-        [*command, program + reported, root],
+        [*command, program + reported, gateway, common],
         input=VERIFIER,
         text=True,
         capture_output=True,

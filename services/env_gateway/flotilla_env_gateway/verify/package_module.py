@@ -46,10 +46,9 @@ def describe_error(error: BaseException) -> str:
         path = Path(trace.tb_frame.f_code.co_filename)
         # The importer's own frames are in no file.
         if path.is_file() and path != Path(__file__):
-            source = ""
+            place = f" ({path.name}, line {trace.tb_lineno})"
             if isinstance(error, ModuleNotFoundError):
-                source = f": {linecache.getline(str(path), trace.tb_lineno).strip()}"
-            place = f" ({path.name}, line {trace.tb_lineno}{source})"
+                place += f": {linecache.getline(str(path), trace.tb_lineno).strip()}"
         trace = trace.tb_next
     return f"{type(error).__name__}: {error}{place}"
 

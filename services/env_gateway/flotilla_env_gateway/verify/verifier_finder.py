@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
+import flotilla_common
 import flotilla_env_gateway
 from flotilla_common.aio.bounded_dict import BoundedDict
 from flotilla_common.process.run_child import run_child
@@ -17,12 +18,12 @@ from flotilla_env_gateway.verify.verifier_source import (
     find_verifier,
 )
 
-_ROOT = str(Path(flotilla_env_gateway.__path__[0]).parent)
+_ROOTS = [str(Path(each.__path__[0]).parent) for each in (flotilla_env_gateway, flotilla_common)]
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "import sys; sys.path[:0] = sys.argv[1:]; "
     "from flotilla_env_gateway.verify.verifier_source import main; main()"
 )
-_COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _ROOT)
+_COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, *_ROOTS)
 # Python's parser takes up to 3 ms per KiB, and blocks the whole process meanwhile.
 _HERE_BYTES = 2**12
 _KEPT = 4096

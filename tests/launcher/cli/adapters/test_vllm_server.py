@@ -74,7 +74,9 @@ async def test_a_server_that_ends_is_reported_with_its_first_error_and_its_last_
 
 async def test_without_vllm_a_name_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "find_spec", lambda _name: None)
-    with pytest.raises(CommandError, match=r"no URL, and vLLM.*pip install \"\.\[rollout\]\""):
+    with pytest.raises(
+        CommandError, match=r"no URL, and vLLM.*pip install 'flotilla-rl\[rollout\]'"
+    ):
         async with serve_model("some/model", (), print):
             pass
 
