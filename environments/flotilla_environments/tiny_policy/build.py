@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -41,22 +42,21 @@ from flotilla_rollout.adapters.tokenizer import TransformersTokenizer
 from flotilla_rollout.dialects.template import TemplateDialect
 
 MANIFEST = "tiny_policy.json"
-ROOT = Path(__file__).resolve().parents[3]
 # Code that determines the result; a change in any of it makes a cached build stale.
 SOURCES = (
-    "environments/flotilla_environments/*.py",
-    "environments/flotilla_environments/*/app.py",
-    "environments/flotilla_environments/gsm8k/*.py",
-    "environments/flotilla_environments/screen/*.py",
-    "services/common/flotilla_common/domain/task_text.py",
-    "services/common/flotilla_common/episodes/conversations.py",
-    "services/common/flotilla_common/images/*.py",
-    "services/reading/flotilla_reading/demonstrations/conversation_*.py",
-    "services/rollout/flotilla_rollout/adapters/tokenizer.py",
-    "services/rollout/flotilla_rollout/dialects/template.py",
-    "services/rollout/flotilla_rollout/dialects/template_turns.py",
+    "flotilla_environments/*.py",
+    "flotilla_environments/*/app.py",
+    "flotilla_environments/gsm8k/*.py",
+    "flotilla_environments/screen/*.py",
+    "flotilla_common/domain/task_text.py",
+    "flotilla_common/episodes/conversations.py",
+    "flotilla_common/images/*.py",
+    "flotilla_reading/demonstrations/conversation_*.py",
+    "flotilla_rollout/adapters/tokenizer.py",
+    "flotilla_rollout/dialects/template.py",
+    "flotilla_rollout/dialects/template_turns.py",
     *(
-        f"environments/flotilla_environments/tiny_policy/{module}.py"
+        f"flotilla_environments/tiny_policy/{module}.py"
         for module in (
             *("arithmetic", "build", "courses", "demonstrations", "demonstrator", "drills"),
             *("eyes", "induction", "model", "own_tools", "screens", "tokenizer", "train"),
@@ -142,8 +142,11 @@ def recipe_digest(recipe: Recipe) -> str:
     """Return the SHA-256 of the recipe, the sources in `SOURCES`, the versions in `LIBRARIES`."""
     digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
     for pattern in SOURCES:
-        for file in sorted(ROOT.glob(pattern)):
-            digest.update(f"\n{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+        package, _, files = pattern.partition("/")
+        folder = Path(next(iter(import_module(package).__path__)))
+        for file in sorted(folder.glob(files)):
+            name = f"{package}/{file.relative_to(folder)}"
+            digest.update(f"\n{name}\n".encode() + file.read_bytes())
     for library in LIBRARIES:
         digest.update(f"\n{library} {version(library)}".encode())
     return digest.hexdigest()
