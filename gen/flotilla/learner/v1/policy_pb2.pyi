@@ -48,7 +48,7 @@ global___PolicyId = PolicyId
 @typing.final
 class WeightManifest(google.protobuf.message.Message):
     """Contents of a publication. The fingerprint is the SHA-256 of the canonical
-    encoding of these entries (`services/common/weights/fingerprint.py`).
+    encoding of these entries (`services/common/flotilla_common/weights/fingerprint.py`).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
