@@ -18,7 +18,7 @@ OLD: dict[str, Any] = {
     "prepare": [
         {
             "creates": "build/tiny",
-            "command": [*PYTHON, "tools.tiny_policy", "build", "--out", "build/tiny"],
+            "command": [*PYTHON, *["tools.tiny_policy", "build", "--out", "build/tiny"]],
             "needs": [
                 "tools/tiny_policy/*.py",
                 "environments/**/*.py",
@@ -36,7 +36,7 @@ OLD: dict[str, Any] = {
             {"command": ["/opt/python", "-m", "environments.serve"]},
         ],
         "backends": {"fleet": {"command": [*PYTHON, "environments.fleet_emulator"]}},
-        "environments": {"questions": {"verifier": "environments.gsm8k.arithmetic:grade"}},
+        "environments": {"questions": {"verifier": "environments.tasks:make_task"}},
         "verifiers": {
             "trusted": ["environments"],
             "digests": "environments/verifiers.sha256",
@@ -65,7 +65,7 @@ def test_a_spec_with_old_names_becomes_one_with_todays(monkeypatch: pytest.Monke
     assert gateway["servers"][1]["command"] == ["/opt/python", "-m", "flotilla_environments.serve"]
     assert gateway["backends"]["fleet"]["command"] == ["flotilla", "emulator"]
     graded = gateway["environments"]["questions"]["verifier"]
-    assert graded == "flotilla_environments.gsm8k.arithmetic:grade"
+    assert graded == "flotilla_environments.tasks:make_task"
     assert gateway["verifiers"] == {
         "trusted": ["flotilla_environments"],
         "digests": "environments/flotilla_environments/verifiers.sha256",
@@ -147,7 +147,7 @@ DEMO: dict[str, Any] = {
         {
             "creates": "build/tiny-0",
             "command": [
-                *(*PYTHON, "tools.tiny_policy", "build", "--seed", "0"),
+                *(*PYTHON, *["tools.tiny_policy", "build", "--seed", "0"]),
                 *("--out", "build/tiny-0"),
             ],
             "message": "Building the tiny policy (one to three minutes, once per seed)",

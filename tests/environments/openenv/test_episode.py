@@ -18,8 +18,9 @@ from flotilla_environments.task_generator import SPLITS
 from flotilla_environments.tasks import make_task
 from tests.environments.test_serve import serving
 from tests.support.environment_processes import environment_command
+from tests.support.repository import ROOT
 
-PYTHON = Path(launch.__file__).parents[2] / ".venv-openenv" / "bin" / "python"
+PYTHON = ROOT / ".venv-openenv" / "bin" / "python"
 TASK = make_task("booking", "train", 1)
 
 

@@ -83,7 +83,8 @@ async def test_a_command_of_flotilla_makes_its_file_anew_for_newer_code_of_a_pac
     for newer, count in ((0, 2), (-10, 0), (10, 2)):
         if newer:
             made.write_text('{"tasks": []}')
-            os.utime(code, (made.stat().st_mtime + newer,) * 2)
+            changed = made.stat().st_mtime + newer
+            os.utime(code, (changed, changed))
         await run_prepare_commands(spec(prepare=[table]), console, Interrupts(), refresh=True)
         assert len(json.loads(made.read_text())["tasks"]) == count
 
