@@ -12,13 +12,14 @@ from tests.support.repository import ROOT
 
 PYTHON = ("python", "-P", "-m")
 # In the words of the last commit that had the old names.
+OLD_TINY = "python -P -m tools.tiny_policy"
 OLD: dict[str, Any] = {
     "name": "old",
     "policy": {"model": "m", "max_model_len": 8},
     "prepare": [
         {
             "creates": "build/tiny",
-            "command": [*PYTHON, *["tools.tiny_policy", "build", "--out", "build/tiny"]],
+            "command": [*OLD_TINY.split(), "build", "--out", "build/tiny"],
             "needs": [
                 "tools/tiny_policy/*.py",
                 "environments/**/*.py",
@@ -73,7 +74,7 @@ def test_a_spec_with_old_names_becomes_one_with_todays(monkeypatch: pytest.Monke
     modules = {"learner": "flotilla_learner", "rollout": "mine.rollout"}
     assert spec["launcher"]["modules"] == modules
     assert spec["learner"]["algorithm"]["plugins"] == ["flotilla_learner.algo.losses"]
-    assert renamed["python -P -m tools.tiny_policy"] == "flotilla tiny"
+    assert renamed[OLD_TINY] == "flotilla tiny"
     assert len(renamed) == 14
     assert translate_names(spec) == (spec, {})
 
@@ -147,7 +148,7 @@ DEMO: dict[str, Any] = {
         {
             "creates": "build/tiny-0",
             "command": [
-                *(*PYTHON, *["tools.tiny_policy", "build", "--seed", "0"]),
+                *(*OLD_TINY.split(), "build", "--seed", "0"),
                 *("--out", "build/tiny-0"),
             ],
             "message": "Building the tiny policy (one to three minutes, once per seed)",
