@@ -212,6 +212,9 @@ async def test_a_tinker_server_of_its_own_environment_answers(
 ) -> None:
     python = install(tmp_path, wheels, "flotilla-rl-tinker")
     common = ("--config", str(write_run(tmp_path, quick_policy)), "--run-id", "wheels")
+    # They are not up yet, for which it waits.
+    peers = [f"{name}={free_address()}" for name in ("learner", "rollout")]
+    common += tuple(word for peer in peers for word in ("--peer", peer))
     async with started(python, "tinker", tmp_path, *common):
         pass
 
