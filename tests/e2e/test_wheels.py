@@ -79,7 +79,7 @@ def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
     run(UV, "venv", "-q", "--python", sys.executable, folder / "venv", cwd=folder)
     python = folder / "venv/bin/python"
     pip = (UV, "pip", "install", "-q", "--python", python)
-    ours = (f"flotilla-rl-{name} @ {path.as_uri()}" for name, path in wheels.items() if name)
+    ours = (f"{f'flotilla-rl-{n}'.strip('-')} @ {path.as_uri()}" for n, path in wheels.items())
     (folder / "ours.txt").write_text("\n".join(ours))
     (folder / "unfit.txt").write_text("\n".join(f"{each}; python_version < '3'" for each in UNFIT))
     if re.search("learner|rollout", requirement):
