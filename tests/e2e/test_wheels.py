@@ -66,12 +66,9 @@ def build_wheels(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def wheels(shared_folders: SharedFolders) -> dict[str, Path]:
-    """The wheel of each distribution, by what follows `flotilla_rl` in its name."""
+    """The wheel of each distribution, by its name."""
     folder = shared_folders.filled_by(build_wheels, "wheels")
-    return {
-        path.name.split("-")[0].removeprefix("flotilla_rl").strip("_").replace("_", "-"): path
-        for path in folder.glob("*.whl")
-    }
+    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
 def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
@@ -79,7 +76,7 @@ def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
     run(UV, "venv", "-q", "--python", sys.executable, folder / "venv", cwd=folder)
     python = folder / "venv/bin/python"
     pip = (UV, "pip", "install", "-q", "--python", python)
-    ours = (f"{f'flotilla-rl-{n}'.strip('-')} @ {path.as_uri()}" for n, path in wheels.items())
+    ours = (f"{name} @ {path.as_uri()}" for name, path in wheels.items())
     (folder / "ours.txt").write_text("\n".join(ours))
     (folder / "unfit.txt").write_text("\n".join(f"{each}; python_version < '3'" for each in UNFIT))
     if re.search("learner|rollout", requirement):
@@ -93,10 +90,13 @@ def install(folder: Path, wheels: Mapping[str, Path], requirement: str) -> Path:
 
 
 def test_a_wheel_has_no_other_top_level_name_than_flotillas(wheels: dict[str, Path]) -> None:
-    assert set(wheels) == {"", *PARTS}
-    for name, wheel in wheels.items():
-        assert top_levels(wheel) == ([PARTS[name]] if name else []), wheel.name
-        assert not name or f"{PARTS[name]}/py.typed" in zipfile.ZipFile(wheel).namelist()
+    packages = {f"flotilla-rl-{part}": [package] for part, package in PARTS.items()}
+    assert {name: top_levels(wheel) for name, wheel in wheels.items()} == {
+        "flotilla-rl": [],
+        **packages,
+    }
+    for name, [package] in packages.items():
+        assert f"{package}/py.typed" in zipfile.ZipFile(wheels[name]).namelist()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -107,7 +107,7 @@ def test_a_distribution_installs_alone_with_all_it_imports_and_nothing_of_anothe
     ours = {f"flotilla-rl-{name}" for name in (part, "common", "protos")}
     if part in ("protos", "environments"):
         ours = {f"flotilla-rl-{part}"}
-    found = {name for name in run(python, "-c", INSTALLED, cwd=tmp_path).split()}
+    found = run(python, "-c", INSTALLED, cwd=tmp_path).split()
     assert {name for name in found if name.startswith("flotilla")} == ours
     told = try_installed(python, f"flotilla-rl-{part}", [PARTS[part]])
     assert (f"commands flotilla-{part};" in told) == (part in SERVICES)
