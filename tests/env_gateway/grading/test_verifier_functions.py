@@ -227,7 +227,7 @@ async def test_a_function_of_the_standard_library_runs_in_the_sandbox(folder: Pa
         (
             "office.dated:graded",
             ("office",),
-            r"No module named 'services.*' \(dated\.py, line 1: from services\.common\.rpc.*;"
+            r"No module named 'services.*' \(dated\.py, line 1\): from services\.common\.rpc.*;"
             r" services\.common\.rpc\.rpc is flotilla_common\.rpc\.rpc now",
         ),
         ("office.leaving:graded", ("office",), "SystemExit: 3"),
