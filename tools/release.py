@@ -2,10 +2,12 @@
 
 `python -m tools.release prepare VERSION` gives every distribution the version, also where one names
 another, and the changelog's unreleased changes a section of it. The workflow "Release" asks
-`check VERSION` whether the commit is that release, and `notes VERSION` for the section.
+`check VERSION` whether the commit is that release, `links VERSION` to lead the READMEs' links from
+PyPI into the repository, and `notes VERSION` for the section.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +22,8 @@ _VERSION = re.compile(r'(?m)^(version = )"([^"]+)"$')
 _PIN = re.compile(r'"(flotilla-rl[a-z-]*(?:\[[a-z0-9,-]+\])?==)([^"]+)"')
 _HEADING = re.compile(r"(?m)^## (\S+)(?: - \d{4}-\d\d-\d\d)?$\n")
 _UNRELEASED = "Unreleased"
+# A link, or an image, within the repository.
+_LINK = re.compile(r"(!?)(\[[^\]]*\])\((?![a-z]+:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 class ReleaseError(Exception):
@@ -28,7 +32,7 @@ class ReleaseError(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
-    parser.add_argument("what", choices=("prepare", "check", "notes"))
+    parser.add_argument("what", choices=("prepare", "check", "links", "notes"))
     parser.add_argument("version", help="of PEP 440, such as 0.2.0 or 1.0.0rc1")
     args = parser.parse_args()
     try:
@@ -36,6 +40,9 @@ def main() -> int:
             prepare_release(ROOT, args.version, datetime.now(UTC).date())
         elif args.what == "check":
             check_release(ROOT, args.version)
+        elif args.what == "links":
+            repository = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+            link_readmes(ROOT, args.version, repository)
         else:
             print(read_notes(ROOT, args.version))
     except ReleaseError as error:
@@ -80,6 +87,20 @@ def check_release(root: Path, version: str) -> None:
     tagged = _git(root, "rev-parse", "--quiet", "--verify", f"refs/tags/v{version}^{{commit}}")
     if tagged not in ("", _git(root, "rev-parse", "HEAD")):
         raise ReleaseError(f"the tag v{version} is of another commit, {tagged}: choose a version")
+
+
+def link_readmes(root: Path, version: str, repository: str) -> None:
+    """Make the relative links in the READMEs of all distributions lead to the version's tag in a
+    repository, given by its URL: on PyPI a README has no files around it."""
+    for readme in (file.with_name("README.md") for file in project_files(root)):
+
+        def lead(link: re.Match[str], folder: Path = readme.parent) -> str:
+            image, text, target, anchor = link.groups(default="")
+            path = os.path.relpath(folder / target, root)
+            kind = "raw" if image else "blob"
+            return f"{image}{text}({repository}/{kind}/v{version}/{path}{anchor})"
+
+        readme.write_text(_LINK.sub(lead, readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def read_notes(root: Path, version: str) -> str:

@@ -152,3 +152,33 @@ def test_a_release_may_be_repeated_by_its_own_commit_only(root: Path) -> None:
     commit(root)
     with pytest.raises(release.ReleaseError, match="of another commit"):
         release.check_release(root, "98.0")
+
+
+def copy_readmes(root: Path) -> list[Path]:
+    files = [file.with_name("README.md") for file in project_files(ROOT)]
+    return [Path(shutil.copy(file, root / file.relative_to(ROOT))) for file in files]
+
+
+def test_links_of_the_readmes_lead_from_pypi_to_the_tag(root: Path) -> None:
+    copy_readmes(root)
+    (root / "README.md").write_text(
+        "[a](docs/a.md#b) ![c](docs/c.svg) [`d`](LICENSE) [e](#f) [g](https://g.org/h) [i](j.md)(k)"
+    )
+    release.link_readmes(root, "0.2.0", "https://github.com/o/r")
+    there = "https://github.com/o/r/blob/v0.2.0"
+    assert (root / "README.md").read_text() == (
+        f"[a]({there}/docs/a.md#b) ![c](https://github.com/o/r/raw/v0.2.0/docs/c.svg)"
+        f" [`d`]({there}/LICENSE) [e](#f) [g](https://g.org/h) [i]({there}/j.md)(k)"
+    )
+    assert f"({there}/docs/models.md)" in (root / "services/rollout/README.md").read_text()
+
+
+def test_every_link_of_the_readmes_leads_to_a_file_of_this_repository(root: Path) -> None:
+    readmes = copy_readmes(root)
+    release.link_readmes(root, "0.2.0", "https://github.com/o/r")
+    links = [link for each in readmes for link in re.findall(r"\]\(([^)]*)\)", each.read_text())]
+    paths = [re.sub(r"^https://github.com/o/r/\w+/v0.2.0/|#.*", "", link) for link in links]
+    assert len(paths) > 40
+    assert [
+        path for path in paths if not path.startswith("https:") and not (ROOT / path).exists()
+    ] == []
