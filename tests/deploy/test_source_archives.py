@@ -37,6 +37,12 @@ def wheels_of_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("tree"), "--wheel")
 
 
+def known_to_git(folder: Path) -> set[str]:
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return set(done.stdout.splitlines())
+
+
 def wheel_in(folder: Path, name: str) -> dict[str, bytes]:
     """Return the files of a wheel, but for the list that follows from them, in any order."""
     (found,) = folder.glob(f"{name.replace('-', '_')}-[0-9]*.whl")
@@ -63,16 +69,10 @@ def test_a_wheel_has_its_license_its_types_and_no_file_that_git_does_not_know(
     files = wheel_in(released, name)
     (license_file,) = [each for each in files if each.endswith(".dist-info/licenses/LICENSE")]
     assert files[license_file] == (ROOT / "LICENSE").read_bytes()
-    folder = FILES[NAMES.index(name)].parent
-    listed = subprocess.run(
-        ("git", "ls-files", "--cached", "--others", "--exclude-standard"),
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
     own = {each for each in files if ".dist-info/" not in each} - {"flotilla_common/commit.txt"}
-    assert own <= set(listed.stdout.splitlines())
+    shipped = {each for each in own if each.startswith("flotilla_launcher/shipped/")}
+    assert own - shipped <= known_to_git(FILES[NAMES.index(name)].parent)
+    assert {each.partition("/shipped/")[2] for each in shipped} <= known_to_git(ROOT)
     assert {each.partition("/")[0] for each in own} == {
         each.partition("/")[0] for each in own if each.endswith("/py.typed")
     }
