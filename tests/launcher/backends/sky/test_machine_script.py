@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flotilla_common.spec.spec_loading import load_spec
-from flotilla_launcher.backends.sky.machine_script import WatchedReplica, run_script
+from flotilla_launcher.backends.sky.machine_script import OWN_CODE, WatchedReplica, run_script
 from flotilla_launcher.backends.sky.single_machine import whole_run_task
 from flotilla_launcher.run_spec import read_spec
 from flotilla_launcher.state import ReplicaKey
@@ -122,3 +122,12 @@ def test_the_code_that_a_machine_was_given_goes_before_what_is_installed_there(
         ["bash", "-c", run_script(watched)], cwd=tmp_path, capture_output=True, text=True
     )
     assert "given" in done.stderr
+
+
+def test_modules_that_somebody_added_to_the_code_of_a_machine_are_found(tmp_path: Path) -> None:
+    (tmp_path / "gen/flotilla").mkdir(parents=True)
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added/module.py").write_text("raise SystemExit('added')")
+    script = f"{OWN_CODE}\n{sys.executable} -P -m added.module"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert "added" in done.stderr.splitlines()

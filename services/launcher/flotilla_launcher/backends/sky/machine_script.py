@@ -18,10 +18,11 @@ _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
 _WEIGHTS = "WEIGHTS"
 _RANK = "SKYPILOT_NODE_RANK"
-# A machine's own commit of Flotilla precedes an installed one. Another
-# project's files do not.
+# A machine's own commit of Flotilla precedes an installed one, with modules that somebody put next
+# to its packages. Another project's files do not.
 OWN_CODE = (
-    'if [ -d gen/flotilla ]; then for d in "$PWD"/services/* "$PWD"/environments "$PWD"/gen; do'
+    "if [ -d gen/flotilla ]; then"
+    ' for d in "$PWD" "$PWD"/services/* "$PWD"/environments "$PWD"/gen; do'
     ' export PYTHONPATH="$d${PYTHONPATH:+:$PYTHONPATH}"; done; fi'
 )
 # Returns a machine's public address, which is only known once it runs.
