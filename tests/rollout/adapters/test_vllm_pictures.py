@@ -126,6 +126,7 @@ async def test_a_burn_in_ends_with_the_largest_picture_that_fits(shown: Shown) -
 async def test_weights_of_the_tower_are_received_from_their_sender(
     shown: Shown, tmp_path: Path
 ) -> None:
+    await shown.serve(shown.model, tmp_path)
     async with sending(tmp_path) as (sender, address):
         for transport in ("gloo", "ipc"):
 

@@ -1,6 +1,7 @@
 """Any sampled tokens give a turn in every family, and what is executed stands in them."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -113,10 +114,19 @@ def test_a_hundred_thousand_turns_are_read(
     _check(name, pieces, tools)
 
 
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Python's own: Hypothesis raises it, and so may what other tests import."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("value", ["1" * 4_301, "[" * 500 + "]" * 500], ids=["digits", "brackets"])
 def test_a_value_that_python_cannot_hold_is_an_error_that_the_policy_reads(
-    name: str, value: str
+    name: str, value: str, usual_recursion_limit: None
 ) -> None:
     stage = stage_of(name)
     text = stage.write(CASES[0])
