@@ -41,8 +41,7 @@ def main() -> int:
         elif args.what == "check":
             check_release(ROOT, args.version)
         elif args.what == "links":
-            repository = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
-            link_readmes(ROOT, args.version, repository)
+            link_readmes(ROOT, args.version, _name_repository())
         else:
             print(read_notes(ROOT, args.version))
     except ReleaseError as error:
@@ -101,6 +100,14 @@ def link_readmes(root: Path, version: str, repository: str) -> None:
             return f"{image}{text}({repository}/{kind}/v{version}/{path}{anchor})"
 
         readme.write_text(_LINK.sub(lead, readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _name_repository() -> str:
+    """Return the URL of the repository whose workflow this is. Raises ReleaseError outside one."""
+    server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    if not (server and name):
+        raise ReleaseError("the workflow sets GITHUB_SERVER_URL and GITHUB_REPOSITORY; set both")
+    return f"{server}/{name}"
 
 
 def read_notes(root: Path, version: str) -> str:

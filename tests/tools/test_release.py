@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 from tests.support.repository import ROOT
@@ -182,3 +183,22 @@ def test_every_link_of_the_readmes_leads_to_a_file_of_this_repository(root: Path
     assert [
         path for path in paths if not path.startswith("https:") and not (ROOT / path).exists()
     ] == []
+
+
+def test_what_is_built_after_the_links_changed_names_the_commit_of_the_release() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    steps = workflow["jobs"]["build"]["steps"]
+    [linked] = [at for at, step in enumerate(steps) if " links " in step.get("run", "")]
+    [built] = [at for at, step in enumerate(steps) if step.get("run") == "make dist"]
+    assert linked < built
+    assert steps[built]["env"]["FLOTILLA_COMMIT"] == "${{ github.sha }}"
+
+
+def test_links_outside_a_workflow_are_refused_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    monkeypatch.setattr("sys.argv", ["release", "links", "0.2.0"])
+    monkeypatch.setattr(release, "link_readmes", pytest.fail)
+    assert release.main() == 1
+    assert "GITHUB_REPOSITORY" in capsys.readouterr().err
