@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from flotilla_common.files.durable_files import replace_file
 from flotilla_launcher.agent_protocol import UnitPhase, UnitReport
 from flotilla_launcher.backends.ports import (
     Backend,
@@ -44,7 +43,6 @@ from flotilla_launcher.state import ExitStatus, Unit
 _POLL_S = 10.0
 # Watchers report every 5 seconds.
 _SILENT_S = 20.0
-_OWNER_FILE = ".owner"
 
 
 class SkyBackend(Backend):
@@ -64,7 +62,7 @@ class SkyBackend(Backend):
         self._root = root
         self._client = client
         self._poll_s = poll_s
-        self._owner = _load_owner(self._runs)
+        self._owner = names.owner_of(self._runs)
         self._offers = OfferMaker(self._owner, choose_price_source())
         self._signs = SignsOfLife(silent_s)
         self._clusters = ClusterManager(client, self._signs, poll_s)
@@ -194,16 +192,6 @@ class SkyBackend(Backend):
             return machines_for_attempt(machines, launch.attempt)
         price_of, regions_of = self._offers.price_of, open_catalog().list_regions
         return with_place_last(machines, lost, regions_of, price_of)
-
-
-def _load_owner(runs: Path) -> str:
-    """Return the mark of this folder's launcher, which identifies its resources at SkyPilot. It is
-    stored because host names change."""
-    path = runs / _OWNER_FILE
-    runs.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        replace_file(path, f"{names.owner_of(runs)}\n".encode())
-    return path.read_text(encoding="utf-8").strip()
 
 
 def _collect_secrets(
