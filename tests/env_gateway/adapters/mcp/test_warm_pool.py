@@ -197,6 +197,23 @@ async def test_a_server_with_a_reset_serves_the_next_episode_as_new(tmp_path: Pa
         assert servers_running() == pids
 
 
+async def test_a_place_that_a_given_server_fills_while_a_start_waits_for_quiet_is_filled_once() -> (
+    None
+):
+    async with backend_of(section(state_in_folder=True, warm={"size": 1})) as backend:
+        await until(lambda: backend.warm_pools[0].ready == 1)
+        (warm,) = servers_running()
+        lent, own = [await opened(backend, episode) for episode in ("lent", "own")]
+        await lent.close(timeout_s=10.0)
+        dying = await opened(backend, "dying")
+        os.kill(warm, signal.SIGKILL)
+        await dying.close(timeout_s=10.0)
+        await own.close(timeout_s=10.0)
+        # A start begins half a second after the last episode has taken something.
+        await asyncio.sleep(1.0)
+        assert backend.warm_pools[0].ready == len(servers_running()) == 1
+
+
 async def test_a_server_that_keeps_only_its_folder_needs_no_tool_to_serve_the_next_episode() -> (
     None
 ):

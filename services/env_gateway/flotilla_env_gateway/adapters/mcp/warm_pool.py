@@ -153,6 +153,9 @@ class WarmPool(Generic[T]):
                 self._changed.clear()
                 await self._changed.wait()
             await self._await_quiet()
+            if not self._has_room():
+                # Servers that an episode had started itself were given to the pool meanwhile.
+                continue
             start = asyncio.create_task(self._start_one())
             self._starts.add(start)
             start.add_done_callback(self._end_start)
