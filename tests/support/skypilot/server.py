@@ -224,6 +224,8 @@ class Server:
             raise Refusal("ClusterDoesNotExist", "there is no such cluster")
         if name not in self.state.machines or cluster.status != "UP":
             raise Refusal("CommandFailureException", "its machine does not answer")
+        if not cluster.has_address:
+            raise Refusal("ClusterNotUpError", "it was stopped or not properly set up")
         return "statuses", {"1": cluster.job} if cluster.job else {}
 
     def _down(self, request: Request) -> tuple[str, Any]:

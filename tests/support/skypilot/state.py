@@ -10,12 +10,14 @@ Document = dict[str, Any]
 
 @dataclass(slots=True)
 class Cluster:
-    """One of SkyPilot's table. `job` is the status of its job, once it has one."""
+    """One of SkyPilot's table. `job` is the status of its job, once it has one. It has no address
+    if the server went while it launched it."""
 
     name: str
     document: Document
     status: str = "INIT"
     job: str | None = None
+    has_address: bool = True
 
 
 @dataclass(slots=True)

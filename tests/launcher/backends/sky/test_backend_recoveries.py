@@ -55,3 +55,14 @@ async def test_a_launch_that_was_never_finished_is_repeated_without_delay(
     sky.state.clusters[unit.name].status = "INIT"
     assert await asyncio.wait_for(successor.find_replica(wish), 1.0) is None
     assert unit.name in sky.state.machines
+
+
+async def test_a_launch_that_ended_before_its_machine_had_an_address_is_repeated(
+    sky: Server, backend: SkyBackend, successor: SkyBackend
+) -> None:
+    wish = brief((ROLLOUT, 0))
+    unit = await backend.start_replica(wish)
+    sky.state.clusters[unit.name].has_address = False
+    assert await asyncio.wait_for(successor.find_replica(wish), 5.0) is None
+    assert not await asyncio.wait_for(successor.attach_replica(wish, unit), 5.0)
+    assert unit.name in sky.state.machines

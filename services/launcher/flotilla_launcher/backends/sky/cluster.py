@@ -8,11 +8,11 @@ from flotilla_launcher.backends.sky import task_documents
 from flotilla_launcher.backends.sky.ports import SkyPilotApi
 from flotilla_launcher.backends.sky.prepared_launch import PreparedLaunch
 from flotilla_launcher.backends.sky.signs_of_life import SignsOfLife
-from flotilla_launcher.backends.sky.status import NO_JOB, Cluster, Place, exit_from_status
+from flotilla_launcher.backends.sky.status import NO_JOB, UP, Cluster, Place, exit_from_status
 from flotilla_launcher.state import ExitStatus
 
 _KILLED = -9
-_UP, _STOPPED = "UP", "STOPPED"
+_STOPPED = "STOPPED"
 # Consecutive reports of a broken machine after which it is ended.
 _MAX_BROKEN_LOOKS = 30
 
@@ -66,7 +66,7 @@ class ClusterManager:
 
         An unfinished launch is repeated on its machine."""
         found = await self._find_cluster(name)
-        if found is None or found.status != _UP:
+        if found is None or found.status != UP:
             return False
         return _is_active(await self._client.get_job_status(name))
 
@@ -105,7 +105,7 @@ class ClusterManager:
             except BackendUnreachable:
                 # A preempted machine does not answer either; its cloud knows.
                 found = await self._find_cluster(name)
-                if found is not None and found.status == _UP:
+                if found is not None and found.status == UP:
                     raise
             looks += 1
             if found is None:

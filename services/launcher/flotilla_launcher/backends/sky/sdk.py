@@ -15,7 +15,7 @@ from flotilla_launcher.backends.sky import errors
 from flotilla_launcher.backends.sky.blocking_calls import run_in_thread
 from flotilla_launcher.backends.sky.pending_requests import PendingRequests
 from flotilla_launcher.backends.sky.ports import Document
-from flotilla_launcher.backends.sky.status import NO_JOB, Cluster, Place
+from flotilla_launcher.backends.sky.status import NO_JOB, UP, Cluster, Place
 from flotilla_launcher.backends.sky.task_documents import fill_secrets
 
 T = TypeVar("T")
@@ -69,6 +69,12 @@ class SkyClient:
                 found: Any = self._sky.get(self._sky.job_status(cluster))
             except self._errors.ClusterDoesNotExist:
                 return None
+            except self._errors.ClusterNotUpError as error:
+                # Up without an address: the server went while it launched it, and nobody will
+                # finish that.
+                if getattr(error.cluster_status, "value", "") == UP:
+                    return NO_JOB
+                raise
             status = next(iter(found.values()), None)
             return status.value if status is not None else NO_JOB
 

@@ -7,6 +7,8 @@ from flotilla_launcher.state import ExitStatus
 
 # Stands for the status of a cluster's job if its launch ended before it got one.
 NO_JOB = "NO_JOB"
+# Status of a cluster whose machines run.
+UP = "UP"
 # By the names in SkyPilot's JobStatus. One that is missing here is of an active job.
 _EXITS = {
     "SUCCEEDED": ExitStatus(0),

@@ -1,5 +1,6 @@
 """The exceptions that the launcher distinguishes, with the same parents as SkyPilot's."""
 
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -24,6 +25,14 @@ class ClusterSetUpError(Exception):
 
 class ClusterDoesNotExist(ValueError):
     """There is no such cluster."""
+
+
+class ClusterNotUpError(Exception):
+    """A cluster cannot be asked: by its status, or for want of an address."""
+
+    def __init__(self, message: str, cluster_status: Any = None) -> None:
+        super().__init__(message)
+        self.cluster_status = cluster_status
 
 
 class RequestCancelled(Exception):
@@ -73,7 +82,7 @@ _TYPES: dict[str, type[Exception]] = {
     each.__name__: each
     for each in (
         *(CommandFailureException, ClusterSetUpError, ClusterDoesNotExist, RequestCancelled),
-        *(ResourcesUnavailableError, ValueError),
+        *(ResourcesUnavailableError, ClusterNotUpError, ValueError),
         *(RuntimeError, TypeError, OSError),
         *(FetchClusterInfoError, NetworkError, ClusterStatusFetchingError),
         *(SkyletInternalError, SkyletUnavailableError),
@@ -96,5 +105,7 @@ def of(error: dict[str, Any]) -> Exception:
     found = known(error["text"])
     if kind == "ResourcesUnavailableError":
         found = ResourcesUnavailableError(error["text"], failover_history=[error["text"]])
+    if kind == "ClusterNotUpError":
+        found = ClusterNotUpError(error["text"], SimpleNamespace(value="UP"))
     found.stacktrace = "on the server"  # type: ignore[attr-defined]
     return found
