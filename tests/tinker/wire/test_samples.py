@@ -29,6 +29,12 @@ def test_a_sample_is_read_with_the_sdks_defaults() -> None:
     assert not order.prompt_logprobs
 
 
+def test_a_copied_handle_numbers_its_samples_by_quintillions() -> None:
+    _, seq_id, _ = read_sample_order(make_sample_body(seq_id=10**18))
+
+    assert seq_id == 10**18
+
+
 @pytest.mark.parametrize(
     ("stop", "strings", "ids"),
     [("a", ["a"], []), (["a", "b"], ["a", "b"], []), ([5, 6], [], [5, 6])],
@@ -59,6 +65,7 @@ def test_a_seed_beyond_the_engines_is_folded() -> None:
         ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "$.prompt.chunks[0].tokens[0]"),
         ({"num_samples": 0}, "$.num_samples"),
         ({"seq_id": "1"}, "$.seq_id"),
+        ({"seq_id": 2**63}, "the body is not this request"),
         ({"sampling_params": {"stop": []}}, "an empty one is not offered"),
         ({"sampling_params": {"stop": ["a", 1]}}, "either texts or token ids"),
         ({"sampling_params": {"stop": [-1]}}, "no token id"),

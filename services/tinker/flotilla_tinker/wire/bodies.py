@@ -8,6 +8,8 @@ _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 # As the protobuf of forward_backward counts.
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+# The client numbers the samples of a copied handle from a billion times a random number on.
+_SampleNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 _Notes = dict[str, Any]
@@ -151,7 +153,7 @@ class SampleBody(Body, frozen=True, kw_only=True):
     base_model: _Id | None = None
     model_path: _Id | None = None
     sampling_session_id: _Id | None = None
-    seq_id: _Number | None = None
+    seq_id: _SampleNumber | None = None
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     topk_sample_logprobs: int = 0
