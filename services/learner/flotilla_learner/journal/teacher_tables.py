@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import numpy as safetensors_numpy
 
 from flotilla_common.domain.attempts import AttemptKey
 from flotilla_common.run_folder.journal_file import JournalError
@@ -47,17 +46,22 @@ def scores_of(
     return found
 
 
+# Who restores or reads a run from a store may have a launcher only, without this package.
 def _encode_scores(scores: AttemptScores) -> bytes:
+    from safetensors.numpy import save
+
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, each in enumerate(scores):
         arrays[f"{index}.logprobs"] = each.logprobs.astype(np.float32)
         arrays[f"{index}.top_ids"] = each.top_ids.astype(np.int32)
         arrays[f"{index}.top_logprobs"] = each.top_logprobs.astype(np.float32)
-    return safetensors_numpy.save(arrays)
+    return save(arrays)
 
 
 def _decode_scores(payload: bytes) -> AttemptScores:
-    arrays: Mapping[str, NDArray[np.generic]] = safetensors_numpy.load(payload)
+    from safetensors.numpy import load
+
+    arrays: Mapping[str, NDArray[np.generic]] = load(payload)
     return tuple(
         TeacherScores(
             arrays[f"{index}.logprobs"].astype(np.float32, copy=False),
