@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flotilla_launcher import learner_programs
 from flotilla_launcher.agent.run_folder import (
     NotResumableError,
     RunFolder,
@@ -31,6 +32,14 @@ async def test_a_machine_that_has_the_journal_resumes_it(tmp_path: Path) -> None
     found.run_dir.mkdir()
     (found.run_dir / "journal.sqlite").touch()
     assert await found.ensure_ready(True) is False
+
+
+async def test_a_machine_without_the_learners_programs_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_programs, "find_spec", lambda name: None)
+    with pytest.raises(NotResumableError, match=r"has trained.*'flotilla-rl\[learner\]'"):
+        await folder(tmp_path, "file:///nowhere").ensure_ready(True)
 
 
 async def test_a_run_that_has_not_trained_is_begun(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flotilla_common.process.child_environment import child_environment
+from flotilla_common.rpc.errors import ConfigError
 from flotilla_launcher.learner_programs import NOTHING_STORED, RESTORE, STORE_AWAY, learner_command
 from flotilla_launcher.store.logs import read_last_lines
 from flotilla_launcher.store.run_files import JOURNAL, describe_missing
@@ -42,7 +43,10 @@ class RunFolder:
         Raises NotResumableError, StoreAwayError."""
         if not self._must_be_restored(begun):
             return False
-        code = await self._run_restore()
+        try:
+            code = await self._run_restore()
+        except ConfigError as error:
+            raise NotResumableError(f"{self._lost_text()}: {error}") from error
         if code == 0:
             return True
         if code == NOTHING_STORED and not begun:

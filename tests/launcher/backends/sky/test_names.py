@@ -22,7 +22,7 @@ def test_a_name_fits_uncut_into_that_of_a_machine_and_is_parsed_back(
 ) -> None:
     name = names.member_name(owner, run_id, (service, index))
     assert len(name) <= _NAME_LIMIT
-    expected = names.ParsedName(names.run_tag(owner, run_id), (service, index))
+    expected = names.ParsedName(owner, names.run_mark(owner, run_id), (service, index))
     assert names.parse_name(name) == expected
     # SkyPilot's name for a machine.
     assert names.parse_name(f"{name}-17") == expected
@@ -47,6 +47,7 @@ def test_names_of_others_are_nobodys() -> None:
 
 def test_two_runs_folders_have_two_owners(tmp_path: Path) -> None:
     assert names.owner_of(tmp_path / "a") != names.owner_of(tmp_path / "b")
+    assert names.owner_of(tmp_path / "a") == names.owner_of(tmp_path / "a")
     assert len(names.owner_of(tmp_path / "a")) == 5
 
 

@@ -180,4 +180,4 @@ def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
     labels = document["resources"]["labels"]
     assert labels["flotilla-run"] == names.slugify_run_id(site.run_id)
     owned = names.parse_name(document["name"])
-    assert owned is not None and owned.tag == names.run_tag(site.owner, site.run_id)
+    assert owned is not None and owned.run == names.run_mark(site.owner, site.run_id)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from flotilla_launcher.backends.ports import CleanupEvidence, OrphanResource
-from flotilla_launcher.backends.sky.orphan_names import is_of_launcher, is_of_run
+from flotilla_launcher.backends.sky import names, orphan_names
 from flotilla_launcher.backends.sky.ports import SkyPilotApi
 from flotilla_launcher.backends.sky.status import Cluster
 
@@ -23,8 +23,10 @@ class SkyCleaner:
 
     async def list_members(self) -> list[str]:
         """List the names of this launcher's clusters."""
-        found = [each.name for each in await self._client.list_clusters()]
-        return [name for name in found if is_of_launcher(name, self._owner)]
+        owned = [
+            (each.name, names.parse_name(each.name)) for each in await self._client.list_clusters()
+        ]
+        return [name for name, its in owned if its is not None and its.owner == self._owner]
 
     async def clean_run(self, is_ours: Callable[[str], bool]) -> CleanupEvidence:
         """End everything left of a run, identified by `is_ours`; return the state at SkyPilot and
@@ -50,11 +52,11 @@ class SkyCleaner:
     ) -> list[OrphanResource]:
         """List the clusters with orphans' names. `runs` are the runs whose marks can be
         resolved."""
-        ids = list(runs)
+        marks = {names.run_mark(self._owner, run_id): run_id for run_id in runs}
         found = [
             OrphanResource(
                 each.name,
-                next((run for run in ids if is_of_run(each.name, self._owner, run)), ""),
+                marks.get(orphan_names.run_mark_of(each.name), ""),
                 f"{each.status} at {each.place}" if each.place else each.status,
             )
             for each in await self._find_left(is_orphan)

@@ -33,10 +33,10 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """Content of a name: the run, marked by its launcher and itself, and the replica that it
-    belongs to."""
+    """Content of a name: the launcher, the run and the replica that it belongs to."""
 
-    tag: str
+    owner: str
+    run: str
     key: ReplicaKey
 
 
@@ -52,15 +52,15 @@ def owner_of(runs: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def run_tag(owner: str, run_id: str) -> str:
-    """Return the mark of a launcher's run."""
-    return owner + _short_digest(run_id, _RUN_LENGTHS[len(owner)])
+def run_mark(owner: str, run_id: str) -> str:
+    """Return the mark of a run among all of its launcher, the owner."""
+    return _short_digest(run_id, _RUN_LENGTHS[len(owner)])
 
 
 def member_name(owner: str, run_id: str, key: ReplicaKey) -> str:
     """Return the name of a replica's cluster, and of its task."""
     service, index = key
-    return f"{PREFIX}-{run_tag(owner, run_id)}-{_SHORT[service]}-{index}"
+    return f"{PREFIX}-{owner}{run_mark(owner, run_id)}-{_SHORT[service]}-{index}"
 
 
 def slugify_run_id(run_id: str) -> str:
@@ -77,7 +77,9 @@ def parse_name(name: str) -> ParsedName | None:
     if found is None:
         return None
     key = (_LONG[found["service"]], int(found["replica"]))
-    return ParsedName(found["tag"], key)
+    tag = found["tag"]
+    owner_length = next(size for size, rest in _RUN_LENGTHS.items() if size + rest == len(tag))
+    return ParsedName(tag[:owner_length], tag[owner_length:], key)
 
 
 def _short_digest(text: str, length: int) -> str:

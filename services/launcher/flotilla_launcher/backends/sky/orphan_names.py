@@ -8,22 +8,21 @@ from collections.abc import Iterable
 from flotilla_launcher.backends.sky import names
 
 
-def is_of_launcher(name: str, owner: str) -> bool:
-    """Return whether a name belongs to a job, cluster or machine of this launcher."""
-    owned = names.parse_name(name)
-    if owned is None:
-        return False
-    # A shorter owner may begin like a longer one.
-    return owned.tag.startswith(owner) and len(owned.tag) == len(names.run_tag(owner, ""))
-
-
 def is_of_run(name: str, owner: str, run_id: str) -> bool:
     """Return whether a name belongs to a job, cluster or machine of this run of the launcher."""
     owned = names.parse_name(name)
-    return owned is not None and owned.tag == names.run_tag(owner, run_id)
+    return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(owner, run_id))
+
+
+def run_mark_of(name: str) -> str:
+    """Return the mark of the run in a name; "" if no launcher of ours made it."""
+    owned = names.parse_name(name)
+    return "" if owned is None else owned.run
 
 
 def is_orphan_name(name: str, owner: str, active: Iterable[str]) -> bool:
     """Return whether a name belongs to this launcher, but to none of its active runs."""
-    ours = is_of_launcher(name, owner)
-    return ours and not any(is_of_run(name, owner, run_id) for run_id in active)
+    owned = names.parse_name(name)
+    if owned is None or owned.owner != owner:
+        return False
+    return owned.run not in {names.run_mark(owner, run_id) for run_id in active}
