@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flotilla_rollout.dialects.argument_kinds import find_kinds
 from flotilla_rollout.dialects.marked_text import TagMarker
 from flotilla_rollout.dialects.turns import ParseError, ToolCall
 from flotilla_rollout.dialects.written_calls import (
@@ -140,7 +141,7 @@ TEXT_OR_NOTHING = {"anyOf": [TEXT, {"type": "null"}]}
     ],
 )
 def test_a_value_is_of_the_kind_that_its_schema_allows(text: str, schema: Any, value: Any) -> None:
-    read = read_value(text, schema)
+    read = read_value(text, find_kinds(schema))
     assert (read, type(read)) == (value, type(value))
 
 

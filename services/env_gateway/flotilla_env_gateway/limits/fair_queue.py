@@ -49,10 +49,6 @@ class FairShares:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def held_by(self, run_id: str) -> int:
-        share = self._shares.get(run_id)
-        return share.held if share else 0
-
     def start_waiting(self, run_id: str) -> None:
         """Mark a run as waiting."""
         share = self._shares.get(run_id)

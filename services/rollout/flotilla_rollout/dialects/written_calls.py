@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flotilla_rollout.dialects.argument_kinds import (
-    Kinds,
-    find_argument_kinds,
-    find_kinds,
-    kind_of,
-)
+from flotilla_rollout.dialects.argument_kinds import Kinds, find_argument_kinds, kind_of
 from flotilla_rollout.dialects.call_values import (
     Required,
     check_call_keys,
@@ -142,7 +137,7 @@ def _read_call(
         if key in arguments:
             return ParseError(f"tool call has the argument {_quote(key)} twice")
         try:
-            arguments[key] = _convert(mend_text(match["value"]), _allow(match, kinds.get(key)))
+            arguments[key] = read_value(mend_text(match["value"]), _allow(match, kinds.get(key)))
         except ValueError as error:
             return ParseError(f"argument {_quote(key)} of a tool call {error}")
     if not arguments and (wrong := check_call_keys("", name, required)):
@@ -158,14 +153,11 @@ def _allow(match: re.Match[str], kinds: Kinds) -> Kinds:
     return _TEXT if text == "true" else (kinds or _ANY) - _TEXT or _ANY - _TEXT
 
 
-def read_value(text: str, schema: Any, root: Any = None) -> Any:
-    """Return the text itself if the schema allows a text, else its value as JSON.
+def read_value(text: str, allowed: Kinds) -> Any:
+    """Return what the text is as JSON; the text itself, where a text is allowed and no other kind
+    that it could be.
 
     Raises ValueError, with the fault, if it may not be a text and is not JSON."""
-    return _convert(text, find_kinds(schema, root))
-
-
-def _convert(text: str, allowed: Kinds) -> Any:
     kinds = allowed or frozenset()
     if kinds == _TEXT:
         return text
