@@ -45,7 +45,10 @@ class Relay:
 async def run_relay(address: str, cut_every_s: float) -> AsyncGenerator[tuple[str, Relay]]:
     """Yield the relay's own address, and the relay."""
     relay, tasks = Relay(address), BackgroundTasks()
-    server = await asyncio.start_server(relay.join, "127.0.0.1", 0)
+    # Tasks that the server starts itself log their cancellation as an error (Python 3.11).
+    server = await asyncio.start_server(
+        lambda *streams: tasks.start_task(relay.join(*streams)), "127.0.0.1", 0
+    )
     cutting = tasks.start_task(relay.keep_cutting(cut_every_s))
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", relay
